@@ -1,0 +1,54 @@
+"""cachedit: feature caching for diffusion transformers, attached by one line and taken off by one line.
+
+>>> pipe = cachedit.wrap(pipe, "magcache")
+>>> print(cachedit.last_run(pipe))
+>>> cachedit.unwrap(pipe)
+"""
+
+from pathlib import Path as _Path
+from typing import TYPE_CHECKING
+
+# In a source checkout strategies/, kernels/, calibration/ and samples/ lie beside this folder; in an installed copy, inside it.
+_root = _Path(__file__).resolve().parent.parent
+if not _Path(__file__).with_name("strategies").is_dir() and (_root / "strategies" / "__init__.py").is_file():
+    __path__.append(str(_root))
+
+from cachedit.errors import ProfileError, UnsupportedModelError
+from cachedit.profile import Profile
+from cachedit.run import Run, Step
+from cachedit.strategy import Context, FeatureStrategy, Schedule, Strategy
+from cachedit.wrap import cached, last_run, unwrap, wrap
+
+if TYPE_CHECKING:
+    from cachedit import strategies as strategies
+
+__version__ = "0.1.0"
+__all__ = [
+    "Context",
+    "FeatureStrategy",
+    "Profile",
+    "ProfileError",
+    "Run",
+    "Schedule",
+    "Step",
+    "Strategy",
+    "UnsupportedModelError",
+    "cached",
+    "last_run",
+    "strategies",
+    "unwrap",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> object:
+    """Strategy classes (``cachedit.MagCache``) and the ``strategies`` package load on first use."""
+    import importlib
+
+    package = importlib.import_module("cachedit.strategies")
+    if name == "strategies":
+        return package
+    for cls in package().values():
+        if cls.__name__ == name:
+            return cls
+    raise AttributeError(f"module 'cachedit' has no attribute {name!r}")

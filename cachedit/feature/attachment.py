@@ -1,0 +1,138 @@
+"""Putting a session on an object and taking it off again, all or nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cachedit.errors import UnsupportedModelError
+from cachedit.feature.clock import Clock
+from cachedit.feature.families import family, find_stack
+from cachedit.feature.runner import ATTRIBUTE, Runner
+from cachedit.feature.session import Observer, Options, Pipeline, Session
+from cachedit.profile import Profile, fingerprint, resolve
+from cachedit.strategy import FeatureStrategy
+
+DENOISERS = ("transformer", "transformer_2", "unet", "prior")
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
+    """The strategy's own options, and those that every strategy takes."""
+    names = {field.name for field in dataclasses.fields(Options)}
+    common = {key: value for key, value in options.items() if key in names}
+    for key in ("blocks", "timesteps"):
+        if common.get(key) is not None:
+            values = common[key].tolist() if isinstance(common[key], torch.Tensor) else common[key]
+            common[key] = (values,) if isinstance(values, str) else tuple(values)
+    if common.get("cache_device") is not None:
+        common["cache_device"] = torch.device(common["cache_device"])
+    if common.get("cache_dtype") is not None and not isinstance(common["cache_dtype"], torch.dtype):
+        raise TypeError(f"cache_dtype={common['cache_dtype']!r}; allowed: a floating torch.dtype such as torch.bfloat16")
+    steps = common.get("num_inference_steps")
+    if steps is not None and (not isinstance(steps, int) or steps < 1):
+        raise ValueError(f"num_inference_steps={steps!r}; allowed: a positive integer")
+    return {key: value for key, value in options.items() if key not in names}, Options(**common)
+
+
+def prepare(
+    target: Any,
+    strategy: FeatureStrategy,
+    profile: Profile | str | Path | None,
+    options: Options,
+    observer: Observer | None,
+) -> tuple[Session, list[nn.Module]]:
+    """Build a session without touching ``target``; every error is raised here."""
+    denoisers = find_denoisers(target)
+    inner = [getattr(module, "_orig_mod", module) for module in denoisers.values()]
+    rows = [family(module) for module in inner]
+    chosen = None
+    if strategy.profile_arrays:
+        stack = find_stack(inner[0], options.blocks)
+        prints = fingerprint(inner[0], stack, len(inner))
+        name = getattr(getattr(target, "config", None), "_name_or_path", "") or ""
+        chosen = resolve(profile, prints, str(name))
+        chosen.check_arrays(strategy.profile_arrays, type(strategy).__name__)
+    elif profile is not None:
+        raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
+    clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending)
+    pipeline = None if isinstance(target, nn.Module) else Pipeline(target)
+    if pipeline is None and strategy.needs_schedule and clock.schedule.num_steps is None:
+        raise ValueError(
+            f"{type(strategy).__name__} must know the number of steps, and {type(target).__name__} is driven by hand. "
+            "Pass timesteps=scheduler.timesteps or num_inference_steps=N, or wrap the pipeline."
+        )
+    session = Session(strategy.configured(chosen), chosen, options, clock, pipeline, observer)
+    session.runners = [Runner(module, expert, session) for expert, module in denoisers.items()]
+    return session, list(denoisers.values())
+
+
+def find_denoisers(target: Any) -> dict[str, nn.Module]:
+    """Name -> denoiser of a pipeline, or the module itself.
+
+    Raises:
+        UnsupportedModelError: there is none.
+    """
+    if isinstance(target, nn.Module):
+        return {"transformer": target}
+    found = {name: getattr(target, name, None) for name in DENOISERS}
+    modules = {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    if not modules:
+        raise UnsupportedModelError(
+            f"{type(target).__name__} has no denoiser. Allowed: an nn.Module, or a pipeline with one of "
+            f"{', '.join(DENOISERS)}."
+        )
+    return modules
+
+
+def attach(target: Any, session: Session, denoisers: list[nn.Module]) -> None:
+    """Put the session on ``target`` and its denoisers; whatever was on them is taken off first."""
+    for module in denoisers:
+        old = find(module)
+        if old is not None:
+            detach(old)
+    session.attached = [*zip(session.runners, denoisers, strict=True)]
+    try:
+        for runner, module in session.attached:
+            runner.attach(module)
+        if session.pipeline is not None:
+            target.__dict__[ATTRIBUTE] = session
+            target.__class__ = _called_through_session(type(target))
+    except BaseException:
+        detach(session)
+        raise
+
+
+def detach(session: Session) -> None:
+    """Take the session off; nothing remains."""
+    session.close()
+    for runner, module in session.attached:
+        runner.detach(module)
+    session.attached = []
+    target = session.pipeline.object if session.pipeline is not None else None
+    if target is not None and target.__dict__.pop(ATTRIBUTE, None) is not None:
+        target.__class__ = type(target).__mro__[1]
+
+
+def find(target: Any) -> Session | None:
+    """The session on ``target``; None if it is not wrapped."""
+    found = getattr(target, "__dict__", {}).get(ATTRIBUTE)
+    return found.session if isinstance(found, Runner) else found
+
+
+@functools.cache
+def _called_through_session(cls: type) -> type:
+    """A pipeline class whose calls run inside the session, and which is otherwise ``cls``."""
+
+    @functools.wraps(cls.__call__)  # type: ignore[operator]
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__[ATTRIBUTE].call(super(swapped, self).__call__, *args, **kwargs)
+
+    swapped = type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    swapped.__qualname__ = cls.__qualname__
+    return swapped

@@ -1,0 +1,246 @@
+"""The block list as a coroutine: its iteration yields the real blocks, watched, or feather-light stand-ins.
+
+The model's own loop does everything else, so per-layer arguments, LoRA, offload, quantised blocks and whatever the
+model adds between its blocks keep working. What is captured is the blocks' own residual, sum of (out - in): a block
+that receives the very tensor its predecessor returned had nothing added in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from cachedit.errors import UnsupportedModelError
+from cachedit.feature.families import Family, Layout, Stream, family, find_stack, read_layout
+from cachedit.kernels import forecast
+
+Residual = tuple[torch.Tensor, ...]
+
+
+class Part:
+    """Consecutive block lists through which the same streams run: one residual per stream.
+
+    Attributes:
+        captured: the residuals of the last computed pass, one per stream; None before it has come through.
+        history: per stream, the residuals that the next reused pass adds, oldest first.
+        weights: their weights; None adds the newest.
+        open: True if something was added between blocks in the last watched pass.
+    """
+
+    def __init__(self, streams: Sequence[Stream], row: Family) -> None:
+        self.streams = streams
+        self.sealed, self.in_place = row.sealed, row.in_place
+        self.history: tuple[tuple[torch.Tensor, ...], ...] = ()
+        self.weights: Sequence[float] | None = None
+        self.release()
+
+    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], head: bool) -> None:
+        """Note what reaches a block."""
+        if head:
+            self.open = self.in_place
+        for k, stream in enumerate(self.streams):
+            x = kwargs[stream.name] if stream.name in kwargs else args[stream.position]
+            if head:
+                self.first[k], self.summed[k] = x, None
+            elif x is not self.leaving[k] or _version(x) != self.version[k]:
+                self.open = True
+            self.entering[k] = x
+
+    def leave(self, out: Any, tail: bool, watched: bool) -> None:
+        """Note what a block returned; after the last one the residuals are complete."""
+        for k, stream in enumerate(self.streams):
+            x = out if stream.index is None else out[stream.index]
+            self.leaving[k], self.version[k] = x, _version(x)
+            if watched and not self.sealed:
+                own = x - self.entering[k]
+                self.summed[k] = own if self.summed[k] is None else self.summed[k] + own
+        if tail:
+            summed = watched and self.open and not self.sealed
+            self.captured = tuple(
+                [self.summed[k] if summed else self.leaving[k] - self.first[k] for k in range(len(self.streams))]
+            )
+            self.summed = [None] * len(self.streams)
+
+    def add(self, x: torch.Tensor, k: int) -> torch.Tensor:
+        """What leaves the part on a reused pass: ``x`` (or what entered, if sealed) plus the forecast of stream k."""
+        return forecast(self.first[k] if self.sealed else x, self.history[k], self.weights)
+
+    def release(self) -> None:
+        """Drop every tensor."""
+        count = len(self.streams)
+        self.first: list[Any] = [None] * count
+        self.entering: list[Any] = [None] * count
+        self.leaving: list[Any] = [None] * count
+        self.version: list[int] = [0] * count
+        self.summed: list[Any] = [None] * count
+        self.captured: Residual | None = None
+        self.history = ()
+        self.open = False
+
+
+class Watched:
+    """A real block, with a note of what enters and leaves it. Attributes are the block's own."""
+
+    def __init__(self, block: nn.Module, part: Part, head: bool, tail: bool) -> None:
+        self.block, self.part, self.head, self.tail = block, part, head, tail
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["block"], name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.part.enter(args, kwargs, self.head)
+        out = self.block(*args, **kwargs)
+        self.part.leave(out, self.tail, True)
+        return out
+
+
+class End(Watched):
+    """The first or last block of a part in which nothing is added between blocks."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.head:
+            self.part.enter(args, kwargs, True)
+        out = self.block(*args, **kwargs)
+        if self.tail:
+            self.part.leave(out, True, False)
+        return out
+
+
+class StandIn:
+    """Takes a block's place on a reused step and hands its streams on; the last one adds the forecast residual.
+
+    Attributes are the block's own.
+    """
+
+    def __init__(self, block: nn.Module, part: Part, layout: Layout, head: bool, tail: bool) -> None:
+        self.block, self.part, self.tail = block, part, tail
+        self.main, self.returns = layout.streams[0], layout.returns
+        self.keeps_entry = head and part.sealed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["block"], name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.keeps_entry:
+            self.part.enter(args, kwargs, True)
+        if self.returns is None:
+            out = kwargs[self.main.name] if self.main.name in kwargs else args[self.main.position]
+            return self.part.add(out, 0) if self.tail else out
+        streams = [kwargs[name] if name in kwargs else args[place] for name, place in self.returns]
+        if self.tail:
+            for k, stream in enumerate(self.part.streams):
+                streams[stream.index] = self.part.add(streams[stream.index], k)  # type: ignore[index]
+        return tuple(streams)
+
+
+class Tap:
+    """What the block lists of one denoiser and its runner share.
+
+    Attributes:
+        active: True while a tracked call is inside the denoiser; outside it the lists iterate as ever.
+        reuse: True if this call is reused.
+        watch_all: False once a watched pass has shown that nothing is added between blocks for this kind of call.
+        parts: the stack, in execution order.
+    """
+
+    def __init__(self, denoiser: nn.Module, blocks: Sequence[str] | None = None) -> None:
+        self.active = False
+        self.reuse = False
+        self.watch_all = True
+        self.names = find_stack(denoiser, blocks)
+        self.lists: list[nn.ModuleList] = [denoiser.get_submodule(name) for name in self.names]  # type: ignore[misc]
+        self.classes: list[type[nn.ModuleList]] = []
+        self.layouts = [read_layout(denoiser, name) for name in self.names]
+        self.groups = _group(self.layouts)
+        self.parts = [Part(self.layouts[group[0]].streams, family(denoiser)) for group in self.groups]
+
+    def attach(self) -> None:
+        """Swap the class of every list, so that its iteration asks this tap."""
+        self.classes = [type(blocks) for blocks in self.lists]
+        for group, part in zip(self.groups, self.parts, strict=True):
+            first, last = group[0], group[-1]
+            for i in group:
+                blocks, layout = list(self.lists[i]), self.layouts[i]
+                places = [(i == first and k == 0, i == last and k == len(blocks) - 1) for k in range(len(blocks))]
+                placed = [*zip(blocks, places, strict=True)]
+                self.lists[i].__dict__.update(
+                    _tap=self,
+                    _watched=[Watched(block, part, *place) for block, place in placed],
+                    _ends=[End(block, part, *place) if any(place) else block for block, place in placed],
+                    _stand_ins=[StandIn(block, part, layout, *place) for block, place in placed],
+                )
+                self.lists[i].__class__ = _tapped(self.classes[i])
+
+    def detach(self) -> None:
+        """Give every list its own class back."""
+        for blocks, cls in zip(self.lists, self.classes, strict=False):
+            for name in ("_tap", "_watched", "_ends", "_stand_ins"):
+                blocks.__dict__.pop(name, None)
+            blocks.__class__ = cls
+
+    def release(self) -> None:
+        """Drop every tensor."""
+        for part in self.parts:
+            part.release()
+
+    def captured(self) -> Residual | None:
+        """The residuals of the last computed pass, all streams of all parts; None if one is missing."""
+        residuals = [part.captured for part in self.parts]
+        if any(residual is None for residual in residuals):
+            return None
+        return tuple([tensor for residual in residuals if residual is not None for tensor in residual])
+
+    def load(self, history: Sequence[Residual], weights: Sequence[float] | None) -> None:
+        """Hand the residuals (oldest first) that the next pass adds to the parts."""
+        start = 0
+        for part in self.parts:
+            stop = start + len(part.streams)
+            part.history = tuple([tuple([residual[k] for residual in history]) for k in range(start, stop)])
+            part.weights = weights
+            start = stop
+
+
+class TappedList(nn.ModuleList):
+    """A ModuleList whose iteration asks its tap; indexing keeps giving the real blocks."""
+
+    _tap: Tap | None = None
+
+    def __iter__(self) -> Iterator[Any]:
+        tap = self._tap
+        if tap is None or not tap.active:
+            return super().__iter__()
+        if tap.reuse:
+            return iter(self._stand_ins)  # type: ignore[arg-type]
+        if torch.compiler.is_compiling() or tap.watch_all:
+            return iter(self._watched)  # type: ignore[arg-type]
+        return iter(self._ends)  # type: ignore[arg-type]
+
+
+def _version(x: torch.Tensor) -> int:
+    """Number of in-place writes to ``x``; inference tensors and traced ones do not count theirs."""
+    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
+
+
+def _tapped(cls: type[nn.ModuleList]) -> type[nn.ModuleList]:
+    return TappedList if cls is nn.ModuleList else type(cls.__name__, (TappedList, cls), {"__module__": cls.__module__})
+
+
+def _group(layouts: Sequence[Layout]) -> list[list[int]]:
+    """Indices of the lists that form one part.
+
+    Lists that carry text beside the main stream share the main stream's layout; where one of them returns a bare
+    tensor the model joins or splits the streams in between, and each list is a part of its own.
+    """
+    groups: list[list[int]] = []
+    for i, layout in enumerate(layouts):
+        before = layouts[groups[-1][-1]] if groups else None
+        if before is not None and layout.returns is not None and before.returns is not None:
+            if len(before.streams) != len(layout.streams):
+                raise UnsupportedModelError("its block lists carry different numbers of streams")
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return groups

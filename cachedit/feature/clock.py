@@ -1,0 +1,204 @@
+"""Which run, step and branch a call of a denoiser belongs to. Calls are never counted.
+
+Sources, best first: the pipeline's scheduler (its ``timesteps``, ``sigmas`` and ``step_index``), the timesteps that the
+user announced, and the timestep argument alone. Branches of one step are told apart by diffusers' ``cache_context``
+label, else by the identity of their conditioning, else by their order within the step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cachedit.strategy import Schedule
+
+
+class Clock:
+    """Position of the current call.
+
+    Attributes:
+        schedule: of the current run.
+        step: index of the current step in the schedule.
+        timestep: of the current step, in the scheduler's units; None when unknown.
+        branch: guidance path of the current call.
+        known: branches that the previous step had.
+    """
+
+    def __init__(self, timesteps: Sequence[float] | None, num_steps: int | None, ascending: bool) -> None:
+        self._announced = _announced(timesteps, num_steps, ascending)
+        self._ascending = ascending
+        self._scheduler_timesteps: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the run; the next call starts one."""
+        self.schedule = self._announced
+        self.step, self.timestep, self.branch = -1, None, ""
+        self.known: list[str] = []
+        self._called: list[str] = []
+        self._conditions: dict[str, Any] = {}
+        self._value: float | None = None
+        self._scheduler_timesteps = None
+        self._by_value = False
+
+    @property
+    def sigma(self) -> float | None:
+        """Noise level of the current step."""
+        sigmas = self.schedule.sigmas
+        return sigmas[self.step] if sigmas is not None and self.step < len(sigmas) else None
+
+    @property
+    def at_last_step(self) -> bool:
+        """True if the schedule is known and this is its last step."""
+        return self.schedule.num_steps is not None and self.step >= self.schedule.num_steps - 1
+
+    def locate(self, time: Any, label: str | None, condition: Any, scheduler: Any) -> bool:
+        """Find the position of a call. Returns True if it starts a new run.
+
+        Args:
+            time: the timestep argument, a number or a tensor of any shape; per-token timesteps count by their largest.
+            label: of diffusers' cache_context; None without one.
+            condition: the text tensor of the call, by whose identity unlabelled branches are recognised; may be None.
+            scheduler: the pipeline's scheduler; None for a module driven by hand.
+        """
+        by_hand = scheduler is None and self.schedule.timesteps is None
+        on_device = isinstance(time, torch.Tensor) and time.device.type != "cpu"
+        value = _mean(time) if by_hand else None if on_device else _number(time)
+        step, starts = self._step(time, value, scheduler)
+        if starts:
+            self.reset()
+            if scheduler is not None:
+                self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+        if step != self.step:
+            self.known, self._called = self._called, []
+        self.step, self._value = step, value
+        timesteps = self.schedule.timesteps
+        self.timestep = timesteps[step] if timesteps is not None and step < len(timesteps) else value
+        self.branch = self._branch(label, condition)
+        self._called.append(self.branch)
+        self._conditions[self.branch] = condition
+        return starts
+
+    def _step(self, time: Any, value: float | None, scheduler: Any) -> tuple[int, bool]:
+        """Index of the step, and whether a run starts there."""
+        if scheduler is not None:
+            if scheduler.timesteps is not self._scheduler_timesteps:
+                self.reset()
+                self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+            step = self._scheduled_step(time, value, scheduler)
+            return step, step < self.step or self.step < 0
+        if self.schedule.timesteps is not None:
+            step = self._look_up(_number(time) if value is None else value)
+            return step, step < self.step or self.step < 0
+        if self._value is None or value is None:
+            return 0, True
+        if value == self._value:
+            return self.step, False
+        onward = (value > self._value) is self._ascending
+        return (self.step + 1, False) if onward else (0, True)
+
+    def _scheduled_step(self, time: Any, value: float | None, scheduler: Any) -> int:
+        index = getattr(scheduler, "step_index", None)
+        if index is not None and not self._by_value:
+            moved_alone = index == self.step and value is not None and self._value not in (None, value)
+            if not moved_alone:
+                return int(index)
+            self._by_value = True  # the pipeline steps copies of its scheduler, so the timestep itself must tell
+        if index is None and self.step < 0 and getattr(scheduler, "begin_index", None) is not None:
+            return int(scheduler.begin_index)
+        return self._look_up(_number(time) if value is None else value)
+
+    def _look_up(self, value: float) -> int:
+        """Index of the step with this timestep; of equal ones, the first that has not passed."""
+        timesteps = self.schedule.timesteps or ()
+        tolerance = 1e-3 * max(map(abs, timesteps), default=1.0)
+        for candidate in (value, value * 1000, 1000 - value, (1 - value) * 1000):
+            near = [i for i, t in enumerate(timesteps) if abs(t - candidate) <= tolerance]
+            if near:
+                closest = min(abs(timesteps[i] - candidate) for i in near)
+                equal = [i for i in near if abs(timesteps[i] - candidate) == closest]
+                return next((i for i in equal if i >= self.step), equal[0])
+        raise ValueError(
+            f"the model was called with timestep {value:g}, which the schedule does not have "
+            f"({len(timesteps)} steps, {timesteps[0]:g} to {timesteps[-1]:g}). "
+            "Pass the timesteps of this run: cachedit.wrap(..., timesteps=scheduler.timesteps)."
+        )
+
+    def _branch(self, label: str | None, condition: Any) -> str:
+        if label is not None:
+            return _free(label, self._called)
+        for branch, known in self._conditions.items():
+            if known is not None and known is condition and branch not in self._called:
+                return branch
+        order = len(self._called)
+        while str(order) in self._called:
+            order += 1
+        return str(order)
+
+
+def _free(label: str, taken: Sequence[str]) -> str:
+    """``label``, or ``label/2`` ... for further calls under the same label in one step."""
+    count = 1
+    name = label
+    while name in taken:
+        count += 1
+        name = f"{label}/{count}"
+    return name
+
+
+def _number(time: Any) -> float:
+    """Timestep argument as a number; the largest of a tensor (frames that are clean already have smaller ones)."""
+    return float(time.max()) if isinstance(time, torch.Tensor) else float(time)
+
+
+def _mean(time: Any) -> float:
+    """Timestep argument as a number that moves with every step, even if the frames of a video move in turn."""
+    return float(time.double().mean()) if isinstance(time, torch.Tensor) else float(time)
+
+
+def _announced(timesteps: Sequence[float] | None, num_steps: int | None, ascending: bool) -> Schedule:
+    """The schedule that the user announced for a module driven by hand."""
+    if timesteps is None:
+        return Schedule(num_steps)
+    values = tuple(float(t) for t in timesteps)
+    if not values or num_steps not in (None, len(values)):
+        raise ValueError(
+            f"timesteps has {len(values)} entries, num_inference_steps is {num_steps}. Allowed: one timestep per step, "
+            "in the units and order in which the model is called; pass one of the two."
+        )
+    scale = 1000.0 if max(values) > 1.5 else 1.0
+    return Schedule(len(values), values, tuple(1 - v / scale if ascending else v / scale for v in values))
+
+
+def _of_scheduler(scheduler: Any) -> Schedule:
+    """The schedule of a diffusers scheduler, with noise levels that agree between schedulers of one model.
+
+    Flow models: sigma itself. Variance-preserving models: ``sqrt(1 - alpha_bar)``, which is ``s / sqrt(1 + s^2)`` for
+    schedulers that count in the ratio s of noise to signal.
+    """
+    timesteps = tuple(float(t) for t in scheduler.timesteps.tolist())
+    count, config = len(timesteps), scheduler.config
+    sigmas = getattr(scheduler, "sigmas", None)
+    if sigmas is not None and len(sigmas) >= count:
+        levels = [float(s) for s in sigmas[:count].tolist()]
+        if config.get("invert_sigmas"):
+            levels = [1 - s for s in levels]
+        elif not _is_flow(scheduler):
+            levels = [s / math.sqrt(1 + s * s) for s in levels]
+    elif getattr(scheduler, "alphas_cumprod", None) is not None:
+        levels = [math.sqrt(1 - float(scheduler.alphas_cumprod[int(t)])) for t in timesteps]
+    else:
+        levels = [t / config.get("num_train_timesteps", 1000) for t in timesteps]
+    return Schedule(count, timesteps, tuple(levels))
+
+
+def _is_flow(scheduler: Any) -> bool:
+    config = scheduler.config
+    return (
+        type(scheduler).__name__.startswith("FlowMatch")
+        or bool(config.get("use_flow_sigmas"))
+        or config.get("prediction_type") == "flow_prediction"
+    )

@@ -1,0 +1,54 @@
+"""The computed residuals that a forecast may draw on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import torch
+
+from cachedit.feature.blocks import Residual
+
+
+class History:
+    """The newest ``depth`` residuals of every branch of one denoiser.
+
+    Args:
+        depth: residuals kept per branch.
+        device: where they are kept; None leaves them where they were computed.
+        dtype: how they are kept; None leaves them as they were computed.
+    """
+
+    def __init__(self, depth: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
+        self.depth, self.device, self.dtype = depth, device, dtype
+        self._rings: dict[str, deque[Residual]] = {}
+        self._origins: dict[str, list[tuple[torch.device, torch.dtype]]] = {}
+
+    def __contains__(self, branch: str) -> bool:
+        return bool(self._rings.get(branch))
+
+    def push(self, branch: str, residual: Residual) -> None:
+        """Keep a residual; the oldest one beyond ``depth`` is dropped."""
+        self._origins[branch] = [(r.device, r.dtype) for r in residual]
+        if self.device is not None or self.dtype is not None:
+            residual = tuple([r.to(device=self.device or r.device, dtype=self.dtype or r.dtype) for r in residual])
+        self._rings.setdefault(branch, deque(maxlen=self.depth)).append(residual)
+
+    def of(self, branch: str) -> list[Residual]:
+        """Residuals of a branch, oldest first, on the device and in the dtype in which they were computed."""
+        kept = list(self._rings[branch])
+        if self.device is None and self.dtype is None:
+            return kept
+        origins = self._origins[branch]
+        return [tuple([r.to(*origin) for r, origin in zip(one, origins, strict=True)]) for one in kept]
+
+    def drop(self, branch: str | None = None) -> None:
+        """Forget one branch, or all."""
+        if branch is None:
+            self._rings.clear()
+        else:
+            self._rings.pop(branch, None)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum(r.numel() * r.element_size() for ring in self._rings.values() for residual in ring for r in residual)

@@ -1,0 +1,270 @@
+"""One denoiser under a cache: before every call it decides, after it the residual is kept."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from cachedit.errors import UnsupportedModelError
+from cachedit.feature.blocks import Residual, Tap
+from cachedit.feature.clock import Clock
+from cachedit.feature.history import History
+from cachedit.feature.session import Session
+from cachedit.profile import Profile
+from cachedit.run import Step
+from cachedit.strategy import Context
+
+TIME_ARGUMENTS = ("timestep", "timesteps", "t", "timestep_ratio")
+ATTRIBUTE = "_cachedit"
+ACCELERATOR_LAG = 2
+
+
+class Runner:
+    """Hooks of one denoiser.
+
+    Attributes:
+        expert: name of the denoiser in its pipeline.
+        history: computed residuals of its branches.
+        computed: steps of this run at which it was computed.
+        first_step: first step of this run at which it was called.
+        branch_missing: why the branch of the current call has no residual; None if it has one.
+    """
+
+    def __init__(self, denoiser: nn.Module, expert: str, session: Session) -> None:
+        self.expert, self.session = expert, session
+        self.inner = getattr(denoiser, "_orig_mod", denoiser)  # torch.compile wraps the module
+        options = session.options
+        self.tap = Tap(self.inner, options.blocks)
+        self.history = History(session.strategy.history, options.cache_device, options.cache_dtype)
+        self.time_name, self.time_position = find_time(self.inner, options.timestep_arg)
+        self.label: str | None = None
+        self.branch_missing: str | None = None
+        self._handles: list[Any] = []
+        self.forget()
+
+    # -- attach and detach ----------------------------------------------------------------------------------------
+
+    def attach(self, denoiser: nn.Module) -> None:
+        """Put the hooks in place."""
+        self.tap.attach()
+        self._handles = [
+            denoiser.register_forward_pre_hook(self.before, with_kwargs=True),
+            denoiser.register_forward_hook(self.after, with_kwargs=True, always_call=True),
+        ]
+        if hasattr(denoiser, "cache_context"):
+            denoiser.__dict__["cache_context"] = self.cache_context
+        denoiser.__dict__[ATTRIBUTE] = self
+
+    def detach(self, denoiser: nn.Module) -> None:
+        """Take the hooks off; nothing remains."""
+        for handle in self._handles:
+            handle.remove()
+        denoiser.__dict__.pop("cache_context", None)
+        denoiser.__dict__.pop(ATTRIBUTE, None)
+        self.tap.detach()
+        self.forget()
+
+    @contextmanager
+    def cache_context(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+        """diffusers' ``cache_context``, whose label names the branch."""
+        outer, self.label = self.label, name
+        try:
+            with type(self.inner).cache_context(self.inner, name, *args, **kwargs):
+                yield
+        finally:
+            self.label = outer
+
+    # -- one call -------------------------------------------------------------------------------------------------
+
+    @torch.compiler.disable
+    def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Decide whether this call is computed or reused."""
+        session, tap = self.session, self.tap
+        if torch.is_grad_enabled() or denoiser.training:
+            self._bypass(denoiser)
+            return
+        session.enter()
+        self._commit()
+        session.locate(self._time(args, kwargs), self.label, kwargs.get("encoder_hidden_states"))
+        if self.first_step < 0:
+            self.first_step = session.clock.step
+        self._check_inputs(args, kwargs)
+        compute, reason = session.decide(self)
+        clock, run = session.clock, session.run
+        step = Step(clock.step, clock.timestep, clock.sigma, clock.branch, self.expert, compute, reason)
+        assert run is not None
+        run.steps.append(step)
+        if clock.at_last_step:
+            run.status = "finished"
+        tap.reuse = not compute
+        if compute:
+            tap.watch_all = self._signatures[clock.branch] not in self._sealed_calls
+            self._pending = step
+        else:
+            history = self.history.of(clock.branch)
+            tap.load(history, session.strategy.weights(self.context(clock, session.profile)))
+        self._step, self._started = step, time.perf_counter()
+        tap.active = True
+
+    def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep what was computed. Under torch.compile this is traced, so the next call keeps it."""
+        self.tap.active = False
+        self.session.in_flight = None
+        if torch.compiler.is_compiling() or self._step is None:
+            return
+        self._finish(failed=output is None)
+
+    @torch.compiler.disable
+    def _finish(self, failed: bool) -> None:
+        step, self._step = self._step, None
+        assert step is not None
+        step.ms = (time.perf_counter() - self._started) * 1e3
+        if failed:
+            self._pending = None
+        elif step.computed and not any(part.open for part in self.tap.parts):
+            self._sealed_calls.add(self._signatures[step.branch])
+        self._commit()
+        self.tap.release()
+
+    def _bypass(self, denoiser: nn.Module) -> None:
+        self.tap.active = False
+        self._step = None
+        if not denoiser.training:
+            self.session.warn("grad", "bypassed, because grad is enabled: run the model under torch.no_grad().")
+
+    def _time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.time_name in kwargs:
+            return kwargs[self.time_name]
+        if self.time_position is not None and self.time_position < len(args):
+            return args[self.time_position]
+        raise UnsupportedModelError(
+            f"{type(self.inner).__name__} was called without its timestep ({self.time_name!r}). Pass it, or name the "
+            "argument that holds it: cachedit.wrap(..., timestep_arg=NAME)."
+        )
+
+    def _check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Forget the branch's residuals if an input appeared, disappeared or changed its shape."""
+        branch, signature = self.session.clock.branch, call_signature(args, kwargs, self.time_name)
+        before = self._signatures.get(branch)
+        self.branch_missing = None if branch in self.history else self._why_missing.get(branch, "no residual yet")
+        if before is not None and before != signature:
+            self.history.drop(branch)
+            changed = {entry[0] for entry in set(before) ^ set(signature)}
+            self.branch_missing = f"input changed: {', '.join(sorted(map(str, changed)))}"
+        self._signatures[branch] = signature
+
+    def context(self, clock: Clock, profile: Profile | None) -> Context:
+        """What the strategy may look at."""
+        start, steps = self.session.expert_span(self)
+        return Context(
+            clock.step,
+            clock.timestep,
+            clock.sigma,
+            clock.schedule,
+            self.computed,
+            profile,
+            clock.branch,
+            self.expert,
+            start,
+            steps,
+        )
+
+    # -- what was computed ----------------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        """Move the residual of the last computed pass into the history, unless it is not finite."""
+        step, self._pending = self._pending, None
+        if step is None:
+            return
+        residual = self.tap.captured()
+        if residual is None:
+            raise UnsupportedModelError(
+                f"{type(self.inner).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so nothing "
+                "can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
+            )
+        if not self.computed or self.computed[-1] != step.index:
+            self.computed.append(step.index)
+        if self.session.observer is not None:
+            self.session.observer(step, residual)
+        self._unchecked.append((step, _is_finite(residual)))
+        if self.session.clock.at_last_step and step.index == self.session.clock.step:
+            self.history.drop(step.branch)
+        else:
+            self._why_missing.pop(step.branch, None)
+            self.history.push(step.branch, residual)
+            self.session.note_bytes()
+        self._check_finite(0 if residual[0].device.type == "cpu" else ACCELERATOR_LAG)
+        for part in self.tap.parts:
+            part.captured = None
+
+    def _check_finite(self, lag: int) -> None:
+        """Drop residuals that were not finite.
+
+        On an accelerator the answer is read ``lag`` steps later, when it has long been computed, so the host does not
+        wait for the device.
+        """
+        while self._unchecked and self._unchecked[0][0].index <= self.session.clock.step - lag:
+            step, finite = self._unchecked.popleft()
+            if not bool(finite):
+                self.history.drop(step.branch)
+                self._why_missing[step.branch] = "the last residual was not finite"
+                self.session.warn("finite", "a residual was not finite; it is dropped, and the next step is computed.")
+
+    def forget(self) -> None:
+        """Drop everything that belongs to a run."""
+        self.history.drop()
+        self.tap.release()
+        self.tap.active = False
+        self.computed: list[int] = []
+        self.first_step = -1
+        self._pending: Step | None = None
+        self._step: Step | None = None
+        self._started = 0.0
+        self._signatures: dict[str, tuple[Any, ...]] = {}
+        self._sealed_calls: set[tuple[Any, ...]] = set()
+        self._why_missing: dict[str, str] = {}
+        self._unchecked: deque[tuple[Step, torch.Tensor]] = deque()
+
+
+def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
+    """Name and position of the timestep argument.
+
+    Raises:
+        UnsupportedModelError: the forward has no such argument.
+    """
+    signature = inspect.signature(type(denoiser).forward)
+    parameters = [p for p in list(signature.parameters.values())[1:] if p.kind is not p.VAR_KEYWORD]
+    names = [p.name for p in parameters]
+    for candidate in TIME_ARGUMENTS if name is None else (name,):
+        if candidate in names:
+            return candidate, names.index(candidate)
+    if name is not None and len(parameters) < len(signature.parameters) - 1:
+        return name, None
+    raise UnsupportedModelError(
+        f"{type(denoiser).__name__}.forward has no timestep argument ({name or ' / '.join(TIME_ARGUMENTS)}); it has "
+        f"{', '.join(names)}. Name it: cachedit.wrap(..., timestep_arg=NAME)."
+    )
+
+
+def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
+    """Which inputs a call has and how they are shaped; timesteps and values do not count."""
+    inputs = [*enumerate(args), *kwargs.items()]
+    return tuple([(key, _shape(value)) for key, value in inputs if value is not None and key != time_name])
+
+
+def _shape(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype, value.device
+    return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else None
+
+
+def _is_finite(residual: Residual) -> torch.Tensor:
+    """0-d bool on the device of the residual; no wait."""
+    return torch.stack([torch.isfinite(r.sum(dtype=torch.float32)).to(residual[0].device) for r in residual]).all()

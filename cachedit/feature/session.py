@@ -1,0 +1,250 @@
+"""One wrap: the strategy, the clock and the record of the run, shared by all experts of a pipeline."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from cachedit.feature.clock import Clock
+from cachedit.profile import Profile
+from cachedit.run import Run, Step
+from cachedit.strategy import FeatureStrategy
+
+if TYPE_CHECKING:
+    from cachedit.feature.blocks import Residual
+    from cachedit.feature.runner import Runner
+
+FEW_STEPS, SHORT_RUN = 4, 8
+_LOCK = threading.Lock()
+Observer = Callable[[Step, "Residual"], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every strategy accepts beside its own options.
+
+    Attributes:
+        blocks: names of the block lists of the stack, in execution order; None to find them.
+        timesteps: the timesteps of the run, for a module that is driven by hand.
+        num_inference_steps: their number, where the timesteps themselves are not known.
+        timestep_arg: name of the denoiser's timestep argument; None to find it.
+        few_step_guard: never reuse in runs of 4 steps or fewer, and at most one step in a row up to 8 steps.
+        cache_device: where residuals are kept; None: where they are computed.
+        cache_dtype: how residuals are kept; None: as they are computed.
+    """
+
+    blocks: tuple[str, ...] | None = None
+    timesteps: tuple[float, ...] | None = None
+    num_inference_steps: int | None = None
+    timestep_arg: str | None = None
+    few_step_guard: bool = True
+    cache_device: torch.device | None = None
+    cache_dtype: torch.dtype | None = None
+
+
+class Pipeline:
+    """The pipeline of a session, held so that neither keeps the other alive and a deep copy has its own."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self._ref = weakref.ref(pipeline)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Pipeline | None:
+        copied = memo.get(id(self._ref()))
+        return None if copied is None else Pipeline(copied)
+
+    @property
+    def object(self) -> Any:
+        """The pipeline; None if it is gone."""
+        return self._ref()
+
+    @property
+    def scheduler(self) -> Any:
+        """Its scheduler now; None if the pipeline is gone or has none with timesteps."""
+        scheduler = getattr(self._ref(), "scheduler", None)
+        return scheduler if getattr(scheduler, "timesteps", None) is not None else None
+
+    @property
+    def boundary(self) -> float | None:
+        """Noise level at which the first expert hands over to the second (Wan2.2's ``boundary_ratio``)."""
+        return getattr(getattr(self._ref(), "config", None), "boundary_ratio", None)
+
+
+class Session:
+    """Decides step by step, and keeps the record.
+
+    Attributes:
+        run: the record of the current run; None before the first and after the last has been closed.
+        last: the last run that finished or was aborted.
+        in_flight: thread that is inside a denoiser; None outside.
+    """
+
+    def __init__(
+        self,
+        strategy: FeatureStrategy,
+        profile: Profile | None,
+        options: Options,
+        clock: Clock,
+        pipeline: Pipeline | None,
+        observer: Observer | None = None,
+    ) -> None:
+        self.strategy, self.profile, self.options = strategy, profile, options
+        self.clock, self.pipeline, self.observer = clock, pipeline, observer
+        self.runners: list[Runner] = []
+        self.attached: list[tuple[Runner, nn.Module]] = []
+        self.run: Run | None = None
+        self.last: Run | None = None
+        self.in_flight: int | None = None
+        self._owner: int | None = None
+        self._calling: int | None = None
+        self._decided: tuple[int, Runner] | None = None
+        self._decision: tuple[bool, str] = (True, "")
+        self._warned: set[str] = set()
+
+    # -- a pipeline call ------------------------------------------------------------------------------------------
+
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a pipeline call; whatever ends it, the run is closed and every residual dropped."""
+        me = threading.get_ident()
+        with _LOCK:
+            if self._calling not in (None, me):
+                raise RuntimeError(
+                    "this pipeline is running in another thread, and its cache belongs to that run. "
+                    "Give every thread its own copy (copy.deepcopy(pipe)) or take turns."
+                )
+            nested, self._calling = self._calling == me, me
+        try:
+            return function(*args, **kwargs)
+        finally:
+            if not nested:
+                self.close()
+                self._calling = None
+
+    # -- a denoiser call ------------------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Note that this thread is inside a denoiser.
+
+        Raises:
+            RuntimeError: another thread is.
+        """
+        me = threading.get_ident()
+        with _LOCK:
+            if self.in_flight not in (None, me):
+                raise RuntimeError(
+                    "this model is being called by another thread, and its cache belongs to that run. "
+                    "Give every thread its own copy (copy.deepcopy) or take turns."
+                )
+            self.in_flight = me
+
+    def locate(self, time: Any, label: str | None, condition: Any) -> None:
+        """Advance the clock to this call; a new run closes the one before.
+
+        Raises:
+            RuntimeError: the call belongs to the middle of a run that another thread has displaced.
+        """
+        scheduler = self.pipeline.scheduler if self.pipeline is not None else None
+        starts, me = self.clock.locate(time, label, condition, scheduler), threading.get_ident()
+        if starts:
+            self.start()
+        elif self._owner != me:
+            raise RuntimeError(
+                "another thread has started a run on this model, so this run has lost its cache. "
+                "Give every thread its own copy (copy.deepcopy) or take turns."
+            )
+
+    def start(self) -> None:
+        """Begin the record of a new run."""
+        self._end()
+        self._owner = threading.get_ident()
+        self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
+        if self.strategy.needs_schedule and self.clock.schedule.num_steps is None:
+            raise ValueError(
+                f"{type(self.strategy).__name__} must know the number of steps, and the model is driven by hand. Pass "
+                "timesteps=scheduler.timesteps or num_inference_steps=N to cachedit.wrap, or wrap the pipeline."
+            )
+
+    def decide(self, runner: Runner) -> tuple[bool, str]:
+        """(compute, reason) for the current call. The branches of a step share one decision."""
+        if runner.branch_missing is not None:
+            return True, runner.branch_missing
+        if self._decided != (self.clock.step, runner):
+            self._decision = self._decide(runner)
+            self._decided = (self.clock.step, runner)
+        return self._decision
+
+    def _decide(self, runner: Runner) -> tuple[bool, str]:
+        clock, steps = self.clock, self.clock.schedule.num_steps
+        if steps is not None and clock.step >= steps:
+            raise ValueError(
+                f"the run has gone past its {steps} steps (timestep {clock.timestep}). Pass the number of steps that "
+                "are run: cachedit.wrap(..., num_inference_steps=N) or timesteps=scheduler.timesteps."
+            )
+        if any(branch not in runner.history for branch in clock.known):
+            return True, "another branch has no residual"
+        guarded = self.options.few_step_guard and steps is not None
+        if guarded and steps <= FEW_STEPS:  # type: ignore[operator]
+            return True, f"{FEW_STEPS} steps or fewer"
+        reason = self.strategy.should_compute(runner.context(clock, self.profile))
+        if reason:
+            return True, reason if isinstance(reason, str) else "schedule"
+        if guarded and steps <= SHORT_RUN and clock.step - runner.computed[-1] > 1:  # type: ignore[operator]
+            return True, f"one reused step in a row up to {SHORT_RUN} steps"
+        return False, ""
+
+    def expert_span(self, runner: Runner) -> tuple[int, int | None]:
+        """First step of the schedule that belongs to this expert, and how many do (None when unknown)."""
+        schedule, boundary = self.clock.schedule, self.pipeline.boundary if self.pipeline is not None else None
+        if len(self.runners) != 2 or boundary is None or schedule.sigmas is None or schedule.num_steps is None:
+            return (0, schedule.num_steps) if len(self.runners) == 1 else (runner.first_step, None)
+        first = sum(1 for sigma in schedule.sigmas if sigma >= boundary)
+        return (0, first) if runner is self.runners[0] else (first, schedule.num_steps - first)
+
+    def note_bytes(self) -> None:
+        """Keep the peak of what the histories hold."""
+        if self.run is not None:
+            held = sum(runner.history.nbytes for runner in self.runners)
+            self.run.cache_bytes_peak = max(self.run.cache_bytes_peak, held)
+
+    # -- the end of a run -----------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the current run, if any, and drop everything it held."""
+        self._end()
+        self.clock.reset()
+        self._owner, self.in_flight = None, None
+
+    def _end(self) -> None:
+        for runner in self.runners:
+            runner.forget()
+        self._decided = None
+        run, self.run = self.run, None
+        if run is None:
+            return
+        if run.status == "running":
+            run.status = "finished" if run.num_steps is None else "aborted"
+        self.last = run
+        if run.steps and not run.reused_steps and not run.aborted and self.observer is None:
+            reasons = ", ".join(sorted({step.reason for step in run.steps}))
+            self.warn("idle", f"{type(self.strategy).__name__} reused no step of this run (computed because: {reasons}).")
+
+    def latest(self) -> Run | None:
+        """The last run; a run of a module driven by hand counts once its last step was called, or nothing follows."""
+        run = self.run
+        if run is None or self._calling is not None or not run.steps:
+            return self.last
+        if run.status != "finished":
+            run.status = "finished" if run.num_steps is None else "aborted"
+        return run
+
+    def warn(self, kind: str, message: str) -> None:
+        """Warn once per wrap and kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"cachedit: {message}", UserWarning, stacklevel=2)

@@ -1,0 +1,303 @@
+"""What calibration stores and a run reads: arrays over noise level, and the model they belong to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from torch import nn
+
+from cachedit.errors import ProfileError
+from cachedit.strategy import Schedule, canonical
+
+SCHEMA = 1
+SAME_SIGMA = 2e-3  # two schedules with sigmas this close are the same schedule, up to rounding of timesteps
+
+
+@dataclass
+class Profile:
+    """Calibrated arrays of one model.
+
+    Attributes:
+        arrays: array name -> branch -> one number per calibrated step.
+        sigmas: noise level in [0, 1] of each calibrated step, not increasing. None: the arrays lie over the position
+            in the schedule, first to last step.
+        name: how shipped profiles are asked for ("flux-dev").
+        model: {"class", "fingerprint", "names"} of the denoiser; None fits every model.
+        sampler: scheduler class and settings of the calibration.
+        defaults: recommended options of the strategy.
+        provenance, versions, date, command: where the numbers come from.
+    """
+
+    arrays: dict[str, dict[str, list[float]]]
+    sigmas: list[float] | None = None
+    name: str = ""
+    model: dict[str, Any] | None = None
+    sampler: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    date: str = ""
+    command: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the contents and prepare the memo of resampled arrays."""
+        _check(self)
+        self._resampled: dict[tuple[Schedule, str], dict[str, tuple[float, ...]]] = {}
+
+    @property
+    def branches(self) -> list[str]:
+        """Names of the guidance branches that were calibrated."""
+        return list(dict.fromkeys(branch for rows in self.arrays.values() for branch in rows))
+
+    @classmethod
+    def from_ratios(
+        cls, ratios: Sequence[float] | Mapping[str, Sequence[float]], sigmas: Sequence[float] | None = None
+    ) -> Profile:
+        """A MagCache table as a profile that fits every model.
+
+        Args:
+            ratios: one magnitude ratio per step (the first is 1), or one such list per branch.
+            sigmas: noise level in [0, 1] per step; without them the table lies over the position in the schedule.
+        """
+        rows = ratios if isinstance(ratios, Mapping) else {"cond": ratios}
+        arrays = {"magnitude_ratio": {branch: [float(r) for r in row] for branch, row in rows.items()}}
+        return cls(arrays=arrays, sigmas=None if sigmas is None else [float(s) for s in sigmas])
+
+    @classmethod
+    def load(cls, path: str | Path) -> Profile:
+        """Read a profile.
+
+        Raises:
+            ProfileError: the file is missing, damaged, foreign or newer; the message names the field.
+        """
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ProfileError(f"cannot read profile {path}: {error}") from error
+        return cls.from_json(text, str(path))
+
+    @classmethod
+    def from_json(cls, text: str, origin: str = "profile") -> Profile:
+        """Parse the JSON form; ``origin`` names it in errors."""
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ProfileError(f"{origin}: not valid JSON ({error})") from error
+        if not isinstance(data, dict) or "schema" not in data:
+            raise ProfileError(f"{origin}: field 'schema' is missing: this is not a cachedit profile")
+        if data["schema"] != SCHEMA:
+            raise ProfileError(
+                f"{origin}: field 'schema' is {data['schema']!r}; this version of cachedit reads {SCHEMA}. "
+                "Upgrade cachedit, or calibrate again with this version."
+            )
+        fields = {key: data[key] for key in cls.__dataclass_fields__ if key in data}
+        if "arrays" not in fields:
+            raise ProfileError(f"{origin}: field 'arrays' is missing")
+        try:
+            return cls(**fields)
+        except ProfileError as error:
+            raise ProfileError(f"{origin}: {error}") from error
+
+    def to_json(self) -> str:
+        """The JSON form."""
+        return json.dumps({"schema": SCHEMA, "branches": self.branches, **asdict(self)}, indent=1) + "\n"
+
+    def save(self, path: str | Path) -> None:
+        """Write the profile; the file is complete or absent, never half written."""
+        path = Path(path)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(self.to_json())
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+
+    def magnitude_ratios(
+        self, schedule: Schedule, resample: Literal["sigma", "nearest"] = "sigma"
+    ) -> dict[str, tuple[float, ...]]:
+        """MagCache's ratios per branch on the steps of ``schedule``.
+
+        "sigma" interpolates the cumulative log-magnitude at the noise level of every step and takes differences, so
+        the product over any stretch of the schedule stays what was measured. "nearest" picks table entries by index,
+        as the reference implementation does.
+        """
+        key = (schedule, resample)
+        if key not in self._resampled:
+            rows = self.arrays["magnitude_ratio"]
+            self._resampled[key] = {branch: self._resample(row, schedule, resample) for branch, row in rows.items()}
+        return self._resampled[key]
+
+    def _resample(self, row: list[float], schedule: Schedule, resample: str) -> tuple[float, ...]:
+        assert schedule.num_steps is not None
+        steps, count = schedule.num_steps, len(row)
+        if resample == "nearest":
+            return tuple(row[round(k * (count - 1) / (steps - 1)) if steps > 1 else count - 1] for k in range(steps))
+        if self.sigmas is not None and schedule.sigmas is not None:
+            known, wanted = np.asarray(self.sigmas), np.asarray(schedule.sigmas)
+        else:
+            known, wanted = np.linspace(1, 0, count), 1 - np.array([schedule.position(k) for k in range(steps)])
+        if count == steps and np.abs(known - wanted).max() <= SAME_SIGMA:
+            return tuple(row)
+        cumulative = np.cumsum(np.log(row))
+        at_step = np.interp(-wanted, -known, cumulative)
+        return (1.0, *np.exp(np.diff(at_step)).tolist())
+
+    def check_fits(self, fingerprint: Mapping[str, Any]) -> None:
+        """Raise ProfileError unless the profile was made for a denoiser with this fingerprint."""
+        differences = self._differences(fingerprint)
+        if differences:
+            raise ProfileError(
+                f"profile {self.name or 'without a name'} was made for another model: {'; '.join(differences)}. "
+                "Make one for this model: cachedit calibrate MODEL --strategy magcache --steps 50 -o my.json"
+            )
+
+    def check_arrays(self, names: Sequence[str], strategy: str) -> None:
+        """Raise ProfileError unless the profile holds these arrays."""
+        missing = [name for name in names if name not in self.arrays]
+        if missing:
+            raise ProfileError(
+                f"profile {self.name or 'without a name'} lacks {', '.join(missing)}, which {strategy} reads; it holds "
+                f"{', '.join(self.arrays)}. Calibrate for this strategy."
+            )
+
+    def _differences(self, fingerprint: Mapping[str, Any]) -> list[str]:
+        if self.model is None:
+            return []
+        wanted = {"class": self.model["class"], **self.model["fingerprint"]}
+        return [
+            f"{key} is {fingerprint.get(key)!r}, the profile's is {value!r}"
+            for key, value in wanted.items()
+            if value is not None and fingerprint.get(key) != value
+        ]
+
+
+def fingerprint(denoiser: nn.Module, stack: Sequence[str], experts: int = 1) -> dict[str, Any]:
+    """What tells models of one class apart: depth, width, channels, guidance embedding, number of experts."""
+    config = getattr(denoiser, "config", {})
+    heads, head_dim = config.get("num_attention_heads"), config.get("attention_head_dim")
+    known = isinstance(heads, int) and isinstance(head_dim, int)
+    return {
+        "class": type(denoiser).__name__,
+        "blocks": {name: len(denoiser.get_submodule(name)) for name in stack},  # type: ignore[arg-type]
+        "width": heads * head_dim if known else None,
+        "in_channels": config.get("in_channels"),
+        "out_channels": config.get("out_channels") or config.get("in_channels"),
+        "guidance_embeds": config.get("guidance_embeds"),
+        "experts": experts,
+    }
+
+
+def shipped() -> dict[str, Profile]:
+    """Name -> profile of everything that comes with the library, samples included."""
+    folders = [resources.files("cachedit.calibration") / "profiles", resources.files("cachedit.samples") / "profiles"]
+    files = [file for folder in folders if folder.is_dir() for file in folder.iterdir() if file.name.endswith(".json")]
+    profiles = [Profile.from_json(file.read_text(encoding="utf-8"), file.name) for file in files]
+    return {profile.name: profile for profile in sorted(profiles, key=lambda p: p.name)}
+
+
+def resolve(profile: Profile | str | Path | None, fingerprint: Mapping[str, Any], model_name: str) -> Profile:
+    """The profile to use: the one given, the shipped one of that name, or the shipped one that fits the model.
+
+    Args:
+        profile: what the user passed.
+        fingerprint: of the first denoiser.
+        model_name: ``_name_or_path`` of the pipeline or module, to choose between models of one fingerprint.
+
+    Raises:
+        ProfileError: nothing fits, or more than one does and the name does not decide.
+    """
+    if isinstance(profile, Profile):
+        chosen = profile
+    elif profile is not None and not os.path.exists(profile) and canonical(str(profile)) in _by_name():
+        chosen = _by_name()[canonical(str(profile))]
+    elif profile is not None:
+        chosen = Profile.load(profile)
+    else:
+        return _match(fingerprint, model_name)
+    chosen.check_fits(fingerprint)
+    return chosen
+
+
+def _by_name() -> dict[str, Profile]:
+    return {canonical(name): profile for name, profile in shipped().items()}
+
+
+def _match(fingerprint: Mapping[str, Any], model_name: str) -> Profile:
+    every = shipped()
+    fitting = [profile for profile in every.values() if profile.model and not profile._differences(fingerprint)]
+    named = [profile for profile in fitting if profile.model and _names(model_name, profile.model["names"])]
+    if len(named) == 1:
+        return named[0]
+    if len(fitting) == 1 and _unmistakable(fitting[0], every.values()):
+        return fitting[0]
+    shape = ", ".join(f"{key} {value}" for key, value in fingerprint.items() if key != "class" and value is not None)
+    if fitting:
+        raise ProfileError(
+            f"{len(fitting)} shipped profiles fit {fingerprint['class']} ({shape}), and its name {model_name!r} does "
+            f"not decide. Choose: profile={' or '.join(repr(p.name) for p in fitting)}, or calibrate your own."
+        )
+    raise ProfileError(
+        f"a profile is needed for {fingerprint['class']} ({shape}) and none that is shipped fits. "
+        f"Shipped: {', '.join(every) or 'none'}. "
+        "Make one: cachedit calibrate MODEL --strategy magcache --steps 50 -o my.json, then pass profile='my.json'."
+    )
+
+
+def _names(model_name: str, names: Sequence[str]) -> bool:
+    """True if ``model_name`` is one of the hub ids, or a folder called like one."""
+    last = canonical(model_name.rstrip("/").rsplit("/", 1)[-1])
+    return bool(last) and any(last == canonical(name.rsplit("/", 1)[-1]) for name in names)
+
+
+def _unmistakable(profile: Profile, others: Sequence[Profile] | Any) -> bool:
+    """True if no other shipped profile has the same fingerprint, so that the fingerprint alone decides."""
+    assert profile.model is not None
+    mine = (profile.model["class"], profile.model["fingerprint"])
+    return sum(1 for p in others if p.model and (p.model["class"], p.model["fingerprint"]) == mine) == 1
+
+
+def _check(profile: Profile) -> None:
+    """Raise ProfileError naming the first field that is not as it must be."""
+    if not isinstance(profile.arrays, dict) or not profile.arrays:
+        raise ProfileError("field 'arrays' must map array names to branches")
+    lengths = set()
+    for name, rows in profile.arrays.items():
+        if not isinstance(rows, dict) or not rows:
+            raise ProfileError(f"field 'arrays.{name}' must map branches to lists of numbers")
+        for branch, row in rows.items():
+            lengths.add(len(_numbers(row, f"arrays.{name}.{branch}")))
+            if name == "magnitude_ratio" and min(row) <= 0:
+                raise ProfileError(f"field 'arrays.{name}.{branch}' must be positive, has {min(row)}")
+    if len(lengths) != 1:
+        raise ProfileError(f"field 'arrays': rows have different lengths {sorted(lengths)}")
+    if profile.sigmas is not None:
+        sigmas = _numbers(profile.sigmas, "sigmas")
+        if len(sigmas) not in lengths:
+            raise ProfileError(f"field 'sigmas' has {len(sigmas)} entries, the arrays have {lengths.pop()}")
+        if any(later > earlier for earlier, later in zip(sigmas, sigmas[1:], strict=False)):
+            raise ProfileError("field 'sigmas' must not increase")
+    if profile.model is not None:
+        for key, kind in (("class", str), ("fingerprint", dict), ("names", list)):
+            if not isinstance(profile.model, dict) or not isinstance(profile.model.get(key), kind):
+                raise ProfileError(f"field 'model.{key}' must be a {kind.__name__}")
+    for key in ("sampler", "defaults", "provenance", "versions"):
+        if not isinstance(getattr(profile, key), dict):
+            raise ProfileError(f"field '{key}' must be an object")
+
+
+def _numbers(values: Any, where: str) -> list[float]:
+    good = isinstance(values, list) and values and all(type(v) in (int, float) and math.isfinite(v) for v in values)
+    if not good:
+        raise ProfileError(f"field '{where}' must be a list of finite numbers")
+    return values
