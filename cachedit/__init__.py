@@ -6,9 +6,9 @@
 """
 
 from pathlib import Path as _Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-# In a source checkout strategies/, kernels/, calibration/ and samples/ lie beside this folder; in an installed copy, inside it.
+# In a source checkout strategies/, kernels/, calibration/ and samples/ lie beside this folder, else inside it.
 _root = _Path(__file__).resolve().parent.parent
 if not _Path(__file__).with_name("strategies").is_dir() and (_root / "strategies" / "__init__.py").is_file():
     __path__.append(str(_root))
@@ -45,7 +45,7 @@ def __getattr__(name: str) -> object:
     """Strategy classes (``cachedit.MagCache``) and the ``strategies`` package load on first use."""
     import importlib
 
-    package = importlib.import_module("cachedit.strategies")
+    package: Any = importlib.import_module("cachedit.strategies")
     if name == "strategies":
         return package
     for cls in package().values():

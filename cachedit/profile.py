@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -109,7 +110,8 @@ class Profile:
 
     def to_json(self) -> str:
         """The JSON form."""
-        return json.dumps({"schema": SCHEMA, "branches": self.branches, **asdict(self)}, indent=1) + "\n"
+        text = json.dumps({"schema": SCHEMA, "branches": self.branches, **asdict(self)}, indent=1)
+        return re.sub(r"\[[^][{}\"]*\]", lambda row: " ".join(row[0].split()), text) + "\n"
 
     def save(self, path: str | Path) -> None:
         """Write the profile; the file is complete or absent, never half written."""
@@ -186,11 +188,10 @@ def fingerprint(denoiser: nn.Module, stack: Sequence[str], experts: int = 1) -> 
     """What tells models of one class apart: depth, width, channels, guidance embedding, number of experts."""
     config = getattr(denoiser, "config", {})
     heads, head_dim = config.get("num_attention_heads"), config.get("attention_head_dim")
-    known = isinstance(heads, int) and isinstance(head_dim, int)
     return {
         "class": type(denoiser).__name__,
         "blocks": {name: len(denoiser.get_submodule(name)) for name in stack},  # type: ignore[arg-type]
-        "width": heads * head_dim if known else None,
+        "width": heads * head_dim if isinstance(heads, int) and isinstance(head_dim, int) else None,
         "in_channels": config.get("in_channels"),
         "out_channels": config.get("out_channels") or config.get("in_channels"),
         "guidance_embeds": config.get("guidance_embeds"),

@@ -122,9 +122,9 @@ class Strategy:
         unknown = sorted(set(options) - set(allowed))
         if unknown:
             raise TypeError(
-                f"{cls.__name__} has no option {', '.join(map(repr, unknown))}. Allowed: {', '.join(allowed) or 'none'}; "
-                "for every strategy: profile, blocks, timesteps, num_inference_steps, timestep_arg, few_step_guard, "
-                "cache_device, cache_dtype."
+                f"{cls.__name__} has no option {', '.join(map(repr, unknown))}. "
+                f"Allowed: {', '.join(allowed) or 'none'}; for every strategy: profile, blocks, timesteps, "
+                "num_inference_steps, timestep_arg, few_step_guard, cache_device, cache_dtype."
             )
 
 

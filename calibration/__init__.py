@@ -2,3 +2,7 @@
 
 if __name__ == "calibration":
     raise ImportError("import this package as cachedit.calibration; the bare name is not a module of its own")
+
+from cachedit.calibration.calibrate import calibrate
+
+__all__ = ["calibrate"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from cachedit.profile import Profile
 from cachedit.strategy import Context, FeatureStrategy
@@ -64,7 +64,7 @@ class MagCache(FeatureStrategy):
 
     def configured(self, profile: Profile | None) -> MagCache:
         """Open options from the profile's recommendation, else the defaults of the field."""
-        recommended = {
+        recommended: dict[str, Any] = {
             "threshold": 0.06,
             "max_skip_steps": 3,
             "retention_ratio": 0.2,
@@ -76,7 +76,9 @@ class MagCache(FeatureStrategy):
 
     def should_compute(self, ctx: Context) -> bool | str:
         """The reference's rule, as a function of the steps since the last computed one."""
-        assert ctx.profile is not None and self.threshold is not None and self.max_skip_steps is not None
+        assert ctx.profile is not None
+        assert self.threshold is not None
+        assert self.max_skip_steps is not None
         if ctx.step - ctx.expert_start < self.warmup(ctx.expert_steps or ctx.schedule.num_steps or 0):
             return "warm-up"
         if ctx.step in self.always_compute:

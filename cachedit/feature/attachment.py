@@ -33,7 +33,7 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
     if common.get("cache_device") is not None:
         common["cache_device"] = torch.device(common["cache_device"])
     if common.get("cache_dtype") is not None and not isinstance(common["cache_dtype"], torch.dtype):
-        raise TypeError(f"cache_dtype={common['cache_dtype']!r}; allowed: a floating torch.dtype such as torch.bfloat16")
+        raise TypeError(f"cache_dtype={common['cache_dtype']!r}; allowed: a torch.dtype such as torch.bfloat16")
     steps = common.get("num_inference_steps")
     if steps is not None and (not isinstance(steps, int) or steps < 1):
         raise ValueError(f"num_inference_steps={steps!r}; allowed: a positive integer")
@@ -102,7 +102,8 @@ def attach(target: Any, session: Session, denoisers: list[nn.Module]) -> None:
             runner.attach(module)
         if session.pipeline is not None:
             target.__dict__[ATTRIBUTE] = session
-            target.__class__ = _called_through_session(type(target))
+            cls: Any = type(target)
+            target.__class__ = _called_through_session(cls)
     except BaseException:
         detach(session)
         raise
@@ -116,7 +117,7 @@ def detach(session: Session) -> None:
     session.attached = []
     target = session.pipeline.object if session.pipeline is not None else None
     if target is not None and target.__dict__.pop(ATTRIBUTE, None) is not None:
-        target.__class__ = type(target).__mro__[1]
+        target.__class__ = type(target).__base__
 
 
 def find(target: Any) -> Session | None:
@@ -126,12 +127,12 @@ def find(target: Any) -> Session | None:
 
 
 @functools.cache
-def _called_through_session(cls: type) -> type:
+def _called_through_session(cls: Any) -> Any:
     """A pipeline class whose calls run inside the session, and which is otherwise ``cls``."""
 
-    @functools.wraps(cls.__call__)  # type: ignore[operator]
+    @functools.wraps(cls.__call__)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__[ATTRIBUTE].call(super(swapped, self).__call__, *args, **kwargs)
+        return self.__dict__[ATTRIBUTE].call(functools.partial(cls.__call__, self), *args, **kwargs)
 
     swapped = type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__})
     swapped.__qualname__ = cls.__qualname__

@@ -30,6 +30,12 @@ class Part:
         open: True if something was added between blocks in the last watched pass.
     """
 
+    first: list[Any]
+    entering: list[Any]
+    leaving: list[Any]
+    summed: list[Any]
+    captured: Residual | None
+
     def __init__(self, streams: Sequence[Stream], row: Family) -> None:
         self.streams = streams
         self.sealed, self.in_place = row.sealed, row.in_place
@@ -71,12 +77,9 @@ class Part:
     def release(self) -> None:
         """Drop every tensor."""
         count = len(self.streams)
-        self.first: list[Any] = [None] * count
-        self.entering: list[Any] = [None] * count
-        self.leaving: list[Any] = [None] * count
-        self.version: list[int] = [0] * count
-        self.summed: list[Any] = [None] * count
-        self.captured: Residual | None = None
+        self.first, self.entering, self.leaving, self.summed = ([None] * count for _ in range(4))
+        self.version = [0] * count
+        self.captured = None
         self.history = ()
         self.open = False
 
@@ -91,6 +94,7 @@ class Watched:
         return getattr(self.__dict__["block"], name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block."""
         self.part.enter(args, kwargs, self.head)
         out = self.block(*args, **kwargs)
         self.part.leave(out, self.tail, True)
@@ -101,6 +105,7 @@ class End(Watched):
     """The first or last block of a part in which nothing is added between blocks."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the block."""
         if self.head:
             self.part.enter(args, kwargs, True)
         out = self.block(*args, **kwargs)
@@ -124,6 +129,7 @@ class StandIn:
         return getattr(self.__dict__["block"], name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the block would, in form."""
         if self.keeps_entry:
             self.part.enter(args, kwargs, True)
         if self.returns is None:

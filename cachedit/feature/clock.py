@@ -36,7 +36,8 @@ class Clock:
     def reset(self) -> None:
         """Forget the run; the next call starts one."""
         self.schedule = self._announced
-        self.step, self.timestep, self.branch = -1, None, ""
+        self.step, self.branch = -1, ""
+        self.timestep: float | None = None
         self.known: list[str] = []
         self._called: list[str] = []
         self._conditions: dict[str, Any] = {}

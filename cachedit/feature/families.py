@@ -29,7 +29,7 @@ STACK_NAMES = (
     "visual_transformer_blocks",
     "temporal_transformer_blocks",
 )
-"""Names that the field gives to the block lists of a denoiser's stack. Refiners, text and control lists are not in it."""
+"""Names that the field gives to the block lists of a stack. Refiners, text and control lists are not in it."""
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,18 @@ class Runner:
         branch_missing: why the branch of the current call has no residual; None if it has one.
     """
 
+    computed: list[int]
+    first_step: int
+    _pending: Step | None
+    _step: Step | None
+    _signatures: dict[str, tuple[Any, ...]]
+    _closed_calls: set[tuple[Any, ...]]
+    _why_missing: dict[str, str]
+    _unchecked: deque[tuple[Step, torch.Tensor]]
+
     def __init__(self, denoiser: nn.Module, expert: str, session: Session) -> None:
         self.expert, self.session = expert, session
-        self.inner = getattr(denoiser, "_orig_mod", denoiser)  # torch.compile wraps the module
+        self.inner: Any = getattr(denoiser, "_orig_mod", denoiser)  # torch.compile wraps the module
         options = session.options
         self.tap = Tap(self.inner, options.blocks)
         self.history = History(session.strategy.history, options.cache_device, options.cache_dtype)
@@ -47,7 +56,7 @@ class Runner:
         self.label: str | None = None
         self.branch_missing: str | None = None
         self._handles: list[Any] = []
-        self.forget()
+        self._forget_run()
 
     # -- attach and detach ----------------------------------------------------------------------------------------
 
@@ -105,7 +114,7 @@ class Runner:
             run.status = "finished"
         tap.reuse = not compute
         if compute:
-            tap.watch_all = self._signatures[clock.branch] not in self._sealed_calls
+            tap.watch_all = self._signatures[clock.branch] not in self._closed_calls
             self._pending = step
         else:
             history = self.history.of(clock.branch)
@@ -129,7 +138,7 @@ class Runner:
         if failed:
             self._pending = None
         elif step.computed and not any(part.open for part in self.tap.parts):
-            self._sealed_calls.add(self._signatures[step.branch])
+            self._closed_calls.add(self._signatures[step.branch])
         self._commit()
         self.tap.release()
 
@@ -186,8 +195,8 @@ class Runner:
         residual = self.tap.captured()
         if residual is None:
             raise UnsupportedModelError(
-                f"{type(self.inner).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so nothing "
-                "can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
+                f"{type(self.inner).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so "
+                "nothing can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
             )
         if not self.computed or self.computed[-1] != step.index:
             self.computed.append(step.index)
@@ -222,15 +231,14 @@ class Runner:
         self.history.drop()
         self.tap.release()
         self.tap.active = False
-        self.computed: list[int] = []
-        self.first_step = -1
-        self._pending: Step | None = None
-        self._step: Step | None = None
+        self._forget_run()
+
+    def _forget_run(self) -> None:
+        self.computed, self.first_step = [], -1
+        self._pending = self._step = None
         self._started = 0.0
-        self._signatures: dict[str, tuple[Any, ...]] = {}
-        self._sealed_calls: set[tuple[Any, ...]] = set()
-        self._why_missing: dict[str, str] = {}
-        self._unchecked: deque[tuple[Step, torch.Tensor]] = deque()
+        self._signatures, self._closed_calls, self._why_missing = {}, set(), {}
+        self._unchecked = deque()
 
 
 def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:

@@ -232,7 +232,8 @@ class Session:
         self.last = run
         if run.steps and not run.reused_steps and not run.aborted and self.observer is None:
             reasons = ", ".join(sorted({step.reason for step in run.steps}))
-            self.warn("idle", f"{type(self.strategy).__name__} reused no step of this run (computed because: {reasons}).")
+            name = type(self.strategy).__name__
+            self.warn("idle", f"{name} reused no step of this run (computed because: {reasons}).")
 
     def latest(self) -> Run | None:
         """The last run; a run of a module driven by hand counts once its last step was called, or nothing follows."""

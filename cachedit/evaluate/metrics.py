@@ -1,0 +1,74 @@
+"""How far two sets of pictures are apart. Every metric takes two ``[N, 3, H, W]`` tensors in [0, 1] and returns ``[N]``.
+
+PSNR and SSIM are always there. LPIPS needs the weights of its backbone, st-lpips the package that carries them; without
+these both raise :class:`MetricUnavailable` and never answer with random weights.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from cachedit.evaluate.lpips import lpips
+from cachedit.evaluate.pairs import MetricUnavailable, checked
+from cachedit.evaluate.st_lpips import st_lpips
+
+__all__ = ["MetricUnavailable", "lpips", "mean_psnr", "psnr", "ssim", "st_lpips"]
+
+SSIM_WINDOW = 11  # pixels
+
+
+def psnr(a: Tensor, b: Tensor) -> Tensor:
+    """Peak signal-to-noise ratio in dB, higher is closer; infinite for identical pictures.
+
+    Args:
+        a: ``[N, 3, H, W]`` in [0, 1].
+        b: like ``a``.
+
+    Returns:
+        ``[N]`` float32.
+
+    Raises:
+        ValueError: the shapes differ or are not ``[N, 3, H, W]``.
+    """
+    from torchmetrics.functional.image import peak_signal_noise_ratio
+
+    a, b = checked(a, b)
+    return peak_signal_noise_ratio(a, b, data_range=1.0, reduction="none", dim=(1, 2, 3))
+
+
+def ssim(a: Tensor, b: Tensor) -> Tensor:
+    """Structural similarity with the usual Gaussian window of 11 pixels; 1 for identical pictures.
+
+    Args:
+        a: ``[N, 3, H, W]`` in [0, 1], at least 11 pixels in height and width.
+        b: like ``a``.
+
+    Returns:
+        ``[N]`` float32.
+
+    Raises:
+        ValueError: the shapes differ or are not ``[N, 3, H, W]``.
+        MetricUnavailable: the pictures are smaller than the window.
+    """
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    a, b = checked(a, b)
+    if min(a.shape[2:]) < SSIM_WINDOW:
+        raise MetricUnavailable(
+            f"SSIM got pictures of {a.shape[2]}x{a.shape[3]} pixels; allowed: {SSIM_WINDOW}x{SSIM_WINDOW} or more. "
+            "Use PSNR."
+        )
+    values = structural_similarity_index_measure(a, b, data_range=1.0, reduction="none")
+    assert isinstance(values, Tensor)
+    return values
+
+
+def mean_psnr(values: list[float]) -> float:
+    """Mean over the pictures that differ at all; infinite if none does.
+
+    One identical picture would make a plain mean infinite. Leaving it out can only lower the number.
+    """
+    finite = [value for value in values if value != math.inf]
+    return sum(finite) / len(finite) if finite else math.inf
