@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
+import inspect
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -15,8 +15,9 @@ from torch import Tensor
 
 from cachedit.evaluate.comparison import BASELINE, Comparison, Row, Shot
 from cachedit.evaluate.conditions import describe
-from cachedit.evaluate.metrics import MetricUnavailable, psnr, ssim, st_lpips
+from cachedit.evaluate.metrics import MetricUnavailable, mean_psnr, psnr, ssim, st_lpips
 from cachedit.evaluate.pictures import pictures
+from cachedit.feature.attachment import find
 from cachedit.profile import Profile
 from cachedit.strategy import Strategy
 from cachedit.wrap import last_run, unwrap, wrap
@@ -46,9 +47,14 @@ class Configuration:
         """The label, or the strategy's name as it was given."""
         return self.label or (self.strategy if isinstance(self.strategy, str) else self.strategy.name)
 
-    def attach(self, pipe: Any) -> None:
-        """Put this cache on ``pipe``, in place of any other."""
+    def attach(self, pipe: Any) -> str:
+        """Put this cache on ``pipe``, in place of any other; returns which profile it reads, "none" without one."""
         wrap(pipe, self.strategy, profile=self.profile, **self.options)
+        session = find(pipe)
+        found = session.profile if session is not None else None
+        if found is None:
+            return "none"
+        return str(self.profile) if isinstance(self.profile, (str, Path)) else found.name or "without a name"
 
 
 def compare(
@@ -86,37 +92,51 @@ def compare(
         ProfileError, UnsupportedModelError, TypeError: as ``cachedit.wrap``, before the first run.
     """
     _check(pipe, prompts, steps, repeats)
-    for configuration in configurations:
-        configuration.attach(pipe)
-    unwrap(pipe)
-    plan = [(index, repeat) for index in range(len(prompts)) for repeat in range(repeats)]
-    total = (1 + len(plan)) * (1 + len(configurations))
+    options = call_options or {}
     shots = [[Shot(prompt, seed + i) for i, prompt in enumerate(prompts)] for _ in range(1 + len(configurations))]
-    done = 0
     try:
-        for index, repeat in [(0, None), *plan]:
-            for configuration, row in zip([None, *configurations], shots, strict=True):
-                if progress is not None:
-                    what = "warm-up" if repeat is None else f"prompt {index + 1} of {len(prompts)}"
-                    progress(done, total, f"{configuration.name if configuration else BASELINE}, {what}")
-                shot = row[index] if repeat is not None else Shot(prompts[0], seed)
-                _take(pipe, configuration, shot, steps, call_options or {})
-                done += 1
+        profiles = {configuration.name: configuration.attach(pipe) for configuration in configurations}
+        _measure(pipe, [None, *configurations], shots, steps, repeats, options, progress)
     finally:
         unwrap(pipe)
+    baseline = Row.of_baseline(shots[0], steps)
+    rows = [baseline]
+    for configuration, cached in zip(configurations, shots[1:], strict=True):
+        for shot, reference in zip(cached, baseline.shots, strict=True):
+            _judge(shot, reference)
+        rows.append(Row.of_cache(configuration.name, cached, baseline))
+    shape = tuple(_taken(baseline.shots[0]).shape)
+    conditions = describe(pipe, prompts, steps, seed, repeats, options, shape)
+    return Comparison({**conditions, "profiles": profiles}, rows)
+
+
+def _measure(
+    pipe: Any,
+    configurations: Sequence[Configuration | None],
+    shots: list[list[Shot]],
+    steps: int,
+    repeats: int,
+    call_options: dict[str, Any],
+    progress: Progress | None,
+) -> None:
+    """Fill ``shots`` (configuration x prompt), prompt by prompt, after an uncounted run of each configuration."""
+    prompts = len(shots[0])
+    first = shots[0][0]
+    rounds = [("warm-up", [Shot(first.prompt, first.seed) for _ in configurations])]
+    for index in range(prompts):
+        rounds += [(f"prompt {index + 1} of {prompts}", [row[index] for row in shots])] * repeats
+    done, total = 0, len(rounds) * len(configurations)
+    for what, column in rounds:
+        for configuration, shot in zip(configurations, column, strict=True):
+            if progress is not None:
+                progress(done, total, f"{configuration.name if configuration else BASELINE}, {what}")
+            _take(pipe, configuration, shot, steps, call_options)
+            done += 1
     if progress is not None:
         progress(done, total, "measured")
-    baseline, *cached = shots
-    rows = [_baseline_row(baseline, steps)]
-    rows += [_cached_row(c.name, row, baseline) for c, row in zip(configurations, cached, strict=True)]
-    picture = baseline[0].picture
-    conditions = describe(pipe, prompts, steps, seed, repeats, call_options or {}, tuple(picture.shape))
-    return Comparison(conditions, rows)
 
 
 def _check(pipe: Any, prompts: Sequence[str], steps: int, repeats: int) -> None:
-    import inspect
-
     if not prompts:
         raise ValueError("compare got no prompts; allowed: one or more. Pass prompts=['a red star'].")
     for name, value in (("steps", steps), ("repeats", repeats)):
@@ -131,9 +151,7 @@ def _check(pipe: Any, prompts: Sequence[str], steps: int, repeats: int) -> None:
         )
 
 
-def _take(
-    pipe: Any, configuration: Configuration | None, shot: Shot, steps: int, call_options: dict[str, Any]
-) -> None:
+def _take(pipe: Any, configuration: Configuration | None, shot: Shot, steps: int, call_options: dict[str, Any]) -> None:
     """One timed run of one prompt; the result is added to ``shot``."""
     if configuration is None:
         unwrap(pipe)
@@ -161,33 +179,18 @@ def _synchronise(device: torch.device) -> None:
         getattr(torch, device.type).synchronize()
 
 
-def _baseline_row(shots: list[Shot], steps: int) -> Row:
-    return Row(BASELINE, statistics.median(_latencies(shots)), 1.0, float(steps), shots=shots)
-
-
-def _cached_row(name: str, shots: list[Shot], baseline: list[Shot]) -> Row:
-    latency, bare = (statistics.median(_latencies(row)) for row in (shots, baseline))
-    for shot, reference in zip(shots, baseline, strict=True):
-        _judge(shot, reference)
-    row = Row(name, latency, bare / latency, shots=shots)
-    row.summarise()
-    return row
-
-
-def _latencies(shots: list[Shot]) -> list[float]:
-    return [latency for shot in shots for latency in shot.latencies]
-
-
 def _judge(shot: Shot, reference: Shot) -> None:
-    """Quality of a cached run against the bare one of the same prompt and noise; means over frames."""
-    from cachedit.evaluate.metrics import mean_psnr
-
-    shot.reference = reference
-    a, b = shot.pictures, reference.pictures
-    shot.identical = bool(torch.equal(a, b))
+    """Quality of a cached run against the bare one of the same prompt and noise; means over pictures or frames."""
+    a, b = _taken(shot), _taken(reference)
+    shot.identical = torch.equal(a, b)
     shot.psnr = mean_psnr(psnr(a, b).tolist())
     shot.ssim = _mean(ssim, a, b)
     shot.st_lpips = _mean(st_lpips, a, b)
+
+
+def _taken(shot: Shot) -> Tensor:
+    assert shot.pictures is not None
+    return shot.pictures
 
 
 def _mean(metric: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> float | None:

@@ -63,6 +63,9 @@ class Lpips(nn.Module):
         trunk: its weights under torchvision's names (``features.0.weight`` ...); other entries are ignored.
     """
 
+    shift: Tensor
+    scale: Tensor
+
     def __init__(self, net: Net, trunk: dict[str, Tensor]) -> None:
         super().__init__()
         self.taps = TAPS[net]

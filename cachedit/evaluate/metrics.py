@@ -1,4 +1,4 @@
-"""How far two sets of pictures are apart. Every metric takes two ``[N, 3, H, W]`` tensors in [0, 1] and returns ``[N]``.
+"""How far apart pictures are. Every metric takes two ``[N, 3, H, W]`` tensors in [0, 1] and returns ``[N]``.
 
 PSNR and SSIM are always there. LPIPS needs the weights of its backbone, st-lpips the package that carries them; without
 these both raise :class:`MetricUnavailable` and never answer with random weights.
@@ -60,9 +60,10 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
             f"SSIM got pictures of {a.shape[2]}x{a.shape[3]} pixels; allowed: {SSIM_WINDOW}x{SSIM_WINDOW} or more. "
             "Use PSNR."
         )
-    values = structural_similarity_index_measure(a, b, data_range=1.0, reduction="none")
+    # In float32 its variances are differences of large numbers, and identical pictures score 0.999997.
+    values = structural_similarity_index_measure(a.double(), b.double(), data_range=1.0, reduction="none")
     assert isinstance(values, Tensor)
-    return values
+    return values.float()
 
 
 def mean_psnr(values: list[float]) -> float:

@@ -51,23 +51,23 @@ class Part:
             x = kwargs[stream.name] if stream.name in kwargs else args[stream.position]
             if head:
                 self.first[k], self.summed[k] = x, None
-            elif x is not self.leaving[k] or _version(x) != self.version[k]:
+            elif not self.sealed and (x is not self.leaving[k] or _version(x) != self.version[k]):
                 self.open = True
             self.entering[k] = x
 
     def leave(self, out: Any, tail: bool, watched: bool) -> None:
         """Note what a block returned; after the last one the residuals are complete."""
         for k, stream in enumerate(self.streams):
-            x = out if stream.index is None else out[stream.index]
-            self.leaving[k], self.version[k] = x, _version(x)
+            x = self.leaving[k] = out if stream.index is None else out[stream.index]
             if watched and not self.sealed:
+                self.version[k] = _version(x)
                 own = x - self.entering[k]
                 self.summed[k] = own if self.summed[k] is None else self.summed[k] + own
         if tail:
             summed = watched and self.open and not self.sealed
-            self.captured = tuple(
-                [self.summed[k] if summed else self.leaving[k] - self.first[k] for k in range(len(self.streams))]
-            )
+            self.captured = ()
+            for k in range(len(self.streams)):
+                self.captured += (self.summed[k] if summed else self.leaving[k] - self.first[k],)
             self.summed = [None] * len(self.streams)
 
     def add(self, x: torch.Tensor, k: int) -> torch.Tensor:
@@ -77,8 +77,8 @@ class Part:
     def release(self) -> None:
         """Drop every tensor."""
         count = len(self.streams)
-        self.first, self.entering, self.leaving, self.summed = ([None] * count for _ in range(4))
-        self.version = [0] * count
+        self.first, self.entering, self.leaving = [None] * count, [None] * count, [None] * count
+        self.summed, self.version = [None] * count, [0] * count
         self.captured = None
         self.history = ()
         self.open = False
@@ -132,13 +132,22 @@ class StandIn:
         """Return what the block would, in form."""
         if self.keeps_entry:
             self.part.enter(args, kwargs, True)
-        if self.returns is None:
-            out = kwargs[self.main.name] if self.main.name in kwargs else args[self.main.position]
-            return self.part.add(out, 0) if self.tail else out
-        streams = [kwargs[name] if name in kwargs else args[place] for name, place in self.returns]
         if self.tail:
-            for k, stream in enumerate(self.part.streams):
-                streams[stream.index] = self.part.add(streams[stream.index], k)  # type: ignore[index]
+            return self._last(args, kwargs)
+        if self.returns is None:
+            return kwargs[self.main.name] if self.main.name in kwargs else args[self.main.position]
+        out: tuple[Any, ...] = ()
+        for name, place in self.returns:
+            out += (kwargs[name] if name in kwargs else args[place],)
+        return out
+
+    def _last(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.returns is None:
+            x = kwargs[self.main.name] if self.main.name in kwargs else args[self.main.position]
+            return self.part.add(x, 0)
+        streams = [kwargs[name] if name in kwargs else args[place] for name, place in self.returns]
+        for k, stream in enumerate(self.part.streams):
+            streams[stream.index] = self.part.add(streams[stream.index], k)  # type: ignore[index]
         return tuple(streams)
 
 
@@ -192,21 +201,26 @@ class Tap:
         for part in self.parts:
             part.release()
 
+    @property
+    def open(self) -> bool:
+        """True if something was added between blocks in the last watched pass."""
+        return True in [part.open for part in self.parts]
+
     def captured(self) -> Residual | None:
         """The residuals of the last computed pass, all streams of all parts; None if one is missing."""
-        residuals = [part.captured for part in self.parts]
-        if any(residual is None for residual in residuals):
-            return None
-        return tuple([tensor for residual in residuals if residual is not None for tensor in residual])
+        whole: Residual = ()
+        for part in self.parts:
+            if part.captured is None:
+                return None
+            whole += part.captured
+        return whole
 
     def load(self, history: Sequence[Residual], weights: Sequence[float] | None) -> None:
         """Hand the residuals (oldest first) that the next pass adds to the parts."""
-        start = 0
+        streams = tuple(zip(*history, strict=True))
         for part in self.parts:
-            stop = start + len(part.streams)
-            part.history = tuple([tuple([residual[k] for residual in history]) for k in range(start, stop)])
-            part.weights = weights
-            start = stop
+            count = len(part.streams)
+            part.history, streams, part.weights = streams[:count], streams[count:], weights
 
 
 class TappedList(nn.ModuleList):
@@ -220,14 +234,14 @@ class TappedList(nn.ModuleList):
             return super().__iter__()
         if tap.reuse:
             return iter(self._stand_ins)  # type: ignore[arg-type]
-        if torch.compiler.is_compiling() or tap.watch_all:
+        if torch.compiler.is_dynamo_compiling() or tap.watch_all:
             return iter(self._watched)  # type: ignore[arg-type]
         return iter(self._ends)  # type: ignore[arg-type]
 
 
 def _version(x: torch.Tensor) -> int:
     """Number of in-place writes to ``x``; inference tensors and traced ones do not count theirs."""
-    return 0 if torch.compiler.is_compiling() or x.is_inference() else x._version
+    return 0 if torch.compiler.is_dynamo_compiling() or x.is_inference() else x._version
 
 
 def _tapped(cls: type[nn.ModuleList]) -> type[nn.ModuleList]:

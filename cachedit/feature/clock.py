@@ -23,6 +23,8 @@ class Clock:
         schedule: of the current run.
         step: index of the current step in the schedule.
         timestep: of the current step, in the scheduler's units; None when unknown.
+        sigma: noise level of the current step; None when unknown.
+        at_last_step: True if the schedule is known and this is its last step.
         branch: guidance path of the current call.
         known: branches that the previous step had.
     """
@@ -38,23 +40,14 @@ class Clock:
         self.schedule = self._announced
         self.step, self.branch = -1, ""
         self.timestep: float | None = None
+        self.sigma: float | None = None
+        self.at_last_step = False
         self.known: list[str] = []
         self._called: list[str] = []
         self._conditions: dict[str, Any] = {}
         self._value: float | None = None
         self._scheduler_timesteps = None
         self._by_value = False
-
-    @property
-    def sigma(self) -> float | None:
-        """Noise level of the current step."""
-        sigmas = self.schedule.sigmas
-        return sigmas[self.step] if sigmas is not None and self.step < len(sigmas) else None
-
-    @property
-    def at_last_step(self) -> bool:
-        """True if the schedule is known and this is its last step."""
-        return self.schedule.num_steps is not None and self.step >= self.schedule.num_steps - 1
 
     def locate(self, time: Any, label: str | None, condition: Any, scheduler: Any) -> bool:
         """Find the position of a call. Returns True if it starts a new run.
@@ -76,8 +69,10 @@ class Clock:
         if step != self.step:
             self.known, self._called = self._called, []
         self.step, self._value = step, value
-        timesteps = self.schedule.timesteps
-        self.timestep = timesteps[step] if timesteps is not None and step < len(timesteps) else value
+        schedule, inside = self.schedule, self.schedule.num_steps is not None and step < self.schedule.num_steps
+        self.timestep = schedule.timesteps[step] if inside and schedule.timesteps is not None else value
+        self.sigma = schedule.sigmas[step] if inside and schedule.sigmas is not None else None
+        self.at_last_step = schedule.num_steps is not None and step >= schedule.num_steps - 1
         self.branch = self._branch(label, condition)
         self._called.append(self.branch)
         self._conditions[self.branch] = condition
@@ -115,6 +110,8 @@ class Clock:
     def _look_up(self, value: float) -> int:
         """Index of the step with this timestep; of equal ones, the first that has not passed."""
         timesteps = self.schedule.timesteps or ()
+        if timesteps[self.step + 1 : self.step + 2] == (value,) != timesteps[self.step : self.step + 1]:
+            return self.step + 1
         tolerance = 1e-3 * max(map(abs, timesteps), default=1.0)
         for candidate in (value, value * 1000, 1000 - value, (1 - value) * 1000):
             near = [i for i, t in enumerate(timesteps) if abs(t - candidate) <= tolerance]

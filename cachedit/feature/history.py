@@ -8,6 +8,8 @@ import torch
 
 from cachedit.feature.blocks import Residual
 
+MOST_BRANCHES = 16  # a host that invents a label per step must not fill the memory
+
 
 class History:
     """The newest ``depth`` residuals of every branch of one denoiser.
@@ -26,12 +28,18 @@ class History:
     def __contains__(self, branch: str) -> bool:
         return bool(self._rings.get(branch))
 
+    def has_all(self, branches: list[str]) -> bool:
+        """True if every one of these branches has a residual."""
+        return self._rings.keys() >= set(branches)
+
     def push(self, branch: str, residual: Residual) -> None:
         """Keep a residual; the oldest one beyond ``depth`` is dropped."""
         self._origins[branch] = [(r.device, r.dtype) for r in residual]
         if self.device is not None or self.dtype is not None:
             residual = tuple([r.to(device=self.device or r.device, dtype=self.dtype or r.dtype) for r in residual])
         self._rings.setdefault(branch, deque(maxlen=self.depth)).append(residual)
+        if len(self._rings) > MOST_BRANCHES:
+            self.drop(next(iter(self._rings)))
 
     def of(self, branch: str) -> list[Residual]:
         """Residuals of a branch, oldest first, on the device and in the dtype in which they were computed."""
@@ -45,10 +53,11 @@ class History:
         """Forget one branch, or all."""
         if branch is None:
             self._rings.clear()
+            self._origins.clear()
         else:
             self._rings.pop(branch, None)
 
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum(r.numel() * r.element_size() for ring in self._rings.values() for residual in ring for r in residual)
+        return sum([r.nbytes for ring in self._rings.values() for residual in ring for r in residual])

@@ -126,18 +126,17 @@ class Runner:
         """Keep what was computed. Under torch.compile this is traced, so the next call keeps it."""
         self.tap.active = False
         self.session.in_flight = None
-        if torch.compiler.is_compiling() or self._step is None:
+        if torch.compiler.is_dynamo_compiling() or self._step is None:
             return
         self._finish(failed=output is None)
 
-    @torch.compiler.disable
     def _finish(self, failed: bool) -> None:
         step, self._step = self._step, None
         assert step is not None
         step.ms = (time.perf_counter() - self._started) * 1e3
         if failed:
             self._pending = None
-        elif step.computed and not any(part.open for part in self.tap.parts):
+        elif step.computed and not self.tap.open:
             self._closed_calls.add(self._signatures[step.branch])
         self._commit()
         self.tap.release()
@@ -263,8 +262,13 @@ def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
 
 def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
     """Which inputs a call has and how they are shaped; timesteps and values do not count."""
-    inputs = [*enumerate(args), *kwargs.items()]
-    return tuple([(key, _shape(value)) for key, value in inputs if value is not None and key != time_name])
+    return tuple(
+        [
+            (key, value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (key, _shape(value))
+            for key, value in [*enumerate(args), *kwargs.items()]
+            if value is not None and key != time_name
+        ]
+    )
 
 
 def _shape(value: Any) -> Any:

@@ -186,7 +186,7 @@ class Session:
                 f"the run has gone past its {steps} steps (timestep {clock.timestep}). Pass the number of steps that "
                 "are run: cachedit.wrap(..., num_inference_steps=N) or timesteps=scheduler.timesteps."
             )
-        if any(branch not in runner.history for branch in clock.known):
+        if not runner.history.has_all(clock.known):
             return True, "another branch has no residual"
         guarded = self.options.few_step_guard and steps is not None
         if guarded and steps <= FEW_STEPS:  # type: ignore[operator]
@@ -209,7 +209,7 @@ class Session:
     def note_bytes(self) -> None:
         """Keep the peak of what the histories hold."""
         if self.run is not None:
-            held = sum(runner.history.nbytes for runner in self.runners)
+            held = sum([runner.history.nbytes for runner in self.runners])
             self.run.cache_bytes_peak = max(self.run.cache_bytes_peak, held)
 
     # -- the end of a run -----------------------------------------------------------------------------------------

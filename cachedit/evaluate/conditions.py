@@ -1,0 +1,81 @@
+"""Under which conditions a number was measured."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe(
+    pipe: Any,
+    prompts: Sequence[str],
+    steps: int,
+    seed: int,
+    repeats: int,
+    call_options: dict[str, Any],
+    shape: tuple[int, ...],
+) -> dict[str, Any]:
+    """Everything that a reader needs to judge a row or to measure it again, ready for JSON.
+
+    Args:
+        pipe: the pipeline that was run.
+        prompts: of all runs.
+        steps: number of inference steps.
+        seed: of the first prompt; prompt i has ``seed + i``.
+        repeats: measured runs per prompt.
+        call_options: further arguments of the call.
+        shape: of one prompt's pictures, ``(N, 3, H, W)``.
+    """
+    from cachedit import __version__
+    from cachedit.feature.attachment import find_denoisers
+
+    denoiser = next(iter(find_denoisers(pipe).values()))
+    device = next(denoiser.parameters()).device
+    frames, _, height, width = shape
+    return {
+        "model": getattr(pipe.config, "_name_or_path", "") or type(pipe).__name__,
+        "pipeline": type(pipe).__name__,
+        "denoiser": type(denoiser).__name__,
+        "steps": steps,
+        "sampler": type(getattr(pipe, "scheduler", None)).__name__,
+        "size": f"{width}x{height}" + (f", {frames} frames" if frames > 1 else ""),
+        "call_options": {key: _plain(value) for key, value in call_options.items()},
+        "num_prompts": len(prompts),
+        "prompts": list(prompts),
+        "seeds": [seed + i for i in range(len(prompts))],
+        "repeats": repeats,
+        "protocol": "whole calls, baseline and caches in turn for each prompt, one uncounted run each first, medians",
+        "device": device_name(device),
+        "dtype": str(next(denoiser.parameters()).dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "cachedit": __version__,
+        "torch": torch.__version__,
+        "diffusers": importlib.metadata.version("diffusers"),
+        "python": platform.python_version(),
+    }
+
+
+def device_name(device: torch.device) -> str:
+    """The device and what it is: "cuda:0, NVIDIA H200", "cpu, Intel(R) Xeon(R) ..."."""
+    if device.type == "cuda":
+        return f"{device}, {torch.cuda.get_device_name(device)}"
+    return f"{device}, {_processor()}" if device.type == "cpu" else str(device)
+
+
+def _processor() -> str:
+    """The processor's name where the system tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -1,0 +1,122 @@
+"""``cachedit demo``: baseline against caches on a few prompts, on the terminal, as a page and as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+from cachedit.evaluate.compare import Configuration, compare
+from cachedit.evaluate.loading import load_pipeline, load_prompts
+from cachedit.evaluate.page import render
+from cachedit.evaluate.progress import console, progress_bar
+from cachedit.evaluate.table import print_comparison
+from cachedit.evaluate.writing import check_target, write_text
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Run the command.
+
+    Args:
+        arguments: as ``cachedit.cli`` parses them.
+
+    Returns:
+        0.
+
+    Raises:
+        ValueError, TypeError, OSError: an input that cannot be used; the message is for the user.
+    """
+    configurations = _configurations(
+        arguments.strategy or ["magcache"], parse_options(arguments.option), arguments.profile
+    )
+    prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts)
+    if arguments.json:
+        check_target(arguments.json, "--json")
+    folder = Path(arguments.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    pipe = load_pipeline(_model(arguments.model), arguments.device, arguments.dtype)
+    with progress_bar() as progress:
+        comparison = compare(
+            pipe,
+            configurations,
+            prompts,
+            arguments.steps,
+            seed=arguments.seed,
+            repeats=arguments.repeats,
+            call_options=call_options(arguments),
+            progress=progress,
+        )
+    named = arguments.model or "the sample model that comes with cachedit"
+    comparison.conditions |= {"model": named, "command": arguments.command}
+    print_comparison(console(), comparison)
+    page = write_text(folder / "index.html", render(comparison))
+    print(f"\npage: {page}")
+    if arguments.json:
+        text = json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
+        print(f"json: {write_text(arguments.json, text + chr(10))}")
+    return 0
+
+
+def call_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of the pipeline's call that were given on the command line."""
+    named = {"guidance_scale": arguments.guidance, "height": arguments.height, "width": arguments.width}
+    return {name: value for name, value in named.items() if value is not None}
+
+
+def parse_options(pairs: list[str]) -> dict[str, Any]:
+    """``key=value`` texts as options of ``cachedit.wrap``.
+
+    Values are read as Python or JSON literals ("0.1", "true", "[1, 2]"), ``torch.bfloat16`` as a dtype, and anything
+    else as text.
+
+    Raises:
+        ValueError: a text without ``=``.
+    """
+    options = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.isidentifier():
+            raise ValueError(f"--option got {pair!r}; allowed: key=value, for example threshold=0.1.")
+        options[key] = _literal(value)
+    return options
+
+
+def _literal(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    if text.startswith("torch."):
+        import torch
+
+        found = getattr(torch, text.removeprefix("torch."), text)
+        return found if isinstance(found, torch.dtype) else text
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _configurations(names: list[str], options: dict[str, Any], profile: str | None) -> list[Configuration]:
+    """One configuration per strategy; an unknown name or option is refused before a model is loaded."""
+    from cachedit import strategies  # noqa: F401  (fills the registry)
+    from cachedit.feature.attachment import split_options
+    from cachedit.strategy import Strategy
+
+    own, _ = split_options(options)
+    configurations = []
+    for name in dict.fromkeys(names):
+        found = Strategy.find(name, own)
+        reads_profile = bool(getattr(found, "profile_arrays", ()))
+        configurations.append(Configuration(name, options, profile if reads_profile else None))
+    return configurations
+
+
+def _model(model: str | None) -> str:
+    if model is not None:
+        return model
+    from cachedit.samples import sample_path
+
+    return str(sample_path("image"))

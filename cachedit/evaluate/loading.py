@@ -1,0 +1,98 @@
+"""A pipeline and prompts from what the command line names."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+DEFAULT_COUNT = 6  # keeps a demo of the sample well below a minute and a half on two cores
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load_pipeline(model: str, device: str | None = None, dtype: str | None = None) -> Any:
+    """A diffusers pipeline, ready to be called without progress bars of its own.
+
+    Args:
+        model: a folder that ``save_pretrained`` wrote, or a hub id.
+        device: where it runs; None: the accelerator if there is one.
+        dtype: name of its floating type; None: float32 on the CPU, bfloat16 elsewhere.
+
+    Raises:
+        ValueError: it cannot be loaded, with the reason.
+    """
+    from diffusers import DiffusionPipeline
+
+    folder = Path(model).expanduser()
+    named_folder = folder.exists() or model.count("/") != 1 or model.startswith((".", "~", "/"))
+    if named_folder and not (folder / "model_index.json").is_file():
+        found = "has no model_index.json" if folder.is_dir() else "is not a folder" if folder.exists() else "is missing"
+        raise ValueError(
+            f"model {model} {found}. Allowed: a folder that pipe.save_pretrained wrote, or a hub id such as owner/name."
+        )
+    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
+    try:
+        with _quiet():
+            pipe = DiffusionPipeline.from_pretrained(str(folder) if named_folder else model, torch_dtype=kind)
+    except Exception as error:  # the loaders of diffusers, transformers, safetensors and the hub raise all kinds
+        raise ValueError(
+            f"cannot load model {model}: {type(error).__name__}: {' '.join(str(error).split())[:240]}. Allowed: a "
+            "folder that pipe.save_pretrained wrote, or a hub id that is cached here or can be downloaded."
+        ) from error
+    pipe.set_progress_bar_config(disable=True)
+    return pipe.to(place)
+
+
+def load_prompts(file: str | None, prompts: list[str] | None, count: int | None) -> list[str]:
+    """The prompts to run.
+
+    Args:
+        file: a text file with one prompt per line; empty lines are skipped.
+        prompts: given one by one; with neither, those of the sample model.
+        count: use the first ``count``; None: all that were given, or six of the sample's.
+
+    Raises:
+        ValueError: there are none, or fewer than ``count``.
+        OSError: the file cannot be read.
+    """
+    if file is not None:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+        chosen = [line.strip() for line in lines if line.strip()]
+    elif prompts:
+        chosen = prompts
+    else:
+        from cachedit.samples import prompts as of_sample
+
+        chosen = of_sample("image")
+        count = DEFAULT_COUNT if count is None else count
+    if not chosen:
+        raise ValueError(f"{file} holds no prompts. Allowed: one prompt per line.")
+    if count is not None and count > len(chosen):
+        raise ValueError(f"--num-prompts is {count} and there are {len(chosen)} prompts. Allowed: 1 to {len(chosen)}.")
+    return chosen[:count]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Loading without progress bars and hints, so that what cachedit prints stays readable."""
+    from diffusers.utils import logging as diffusers_logging
+    from transformers.utils import logging as transformers_logging
+
+    levels = [(log, log.get_verbosity()) for log in (diffusers_logging, transformers_logging)]
+    for log, _ in levels:
+        log.set_verbosity_error()
+        log.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            # "Use dtype instead of torch_dtype", which diffusers 0.35 does not take.
+            warnings.simplefilter("ignore", FutureWarning)
+            yield
+    finally:
+        for log, level in levels:
+            log.set_verbosity(level)
+            log.enable_progress_bar()
