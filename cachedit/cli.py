@@ -25,7 +25,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments.command = shlex.join(["cachedit", *words])
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")  # a terminal that lacks the marks of the strip is no reason to fail
+            stream.reconfigure(errors="replace")  # a terminal that lacks a character is no reason to fail
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:

@@ -69,9 +69,11 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if name != "prompts":
             console.print(Text(f"{name + ':':18s} {text}"), style="dim", soft_wrap=True)
     console.print()
+    marks = str.maketrans("■□", "#.") if console.options.ascii_only else {}
     for row in comparison.cached:
         if row.strip:
-            console.print(Text(f"{row.strategy}  {row.strip}  (■ computed, □ reused)"), soft_wrap=True)
+            text = f"{row.strategy}  {row.strip}  (■ computed, □ reused)"
+            console.print(Text(text.translate(marks)), soft_wrap=True)
         if row.note:
             console.print(Text(f"{row.strategy}: {row.note}"), style="yellow", soft_wrap=True)
 
