@@ -72,6 +72,7 @@ def _add_demo(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--repeats", type=_positive, default=1, help="measured runs per prompt (default: %(default)s)")
     parser.add_argument("--out", default="cachedit-demo", metavar="DIR", help="of the page (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="write conditions and rows as JSON")
+    parser.add_argument("--picture", metavar="FILE", help="draw pictures and step strips into one PNG")
     _add_inputs(parser)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from cachedit.evaluate.compare import Configuration, compare
 from cachedit.evaluate.loading import load_pipeline, load_prompts
 from cachedit.evaluate.page import render
+from cachedit.evaluate.poster import draw
 from cachedit.evaluate.progress import console, progress_bar
 from cachedit.evaluate.table import print_comparison
 from cachedit.evaluate.writing import check_target, write_text
@@ -32,8 +33,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
         arguments.strategy or ["magcache"], parse_options(arguments.option), arguments.profile
     )
     prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts)
-    if arguments.json:
-        check_target(arguments.json, "--json")
+    for flag in ("json", "picture"):
+        if getattr(arguments, flag):
+            check_target(getattr(arguments, flag), f"--{flag}")
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     pipe = load_pipeline(_model(arguments.model), arguments.device, arguments.dtype)
@@ -53,6 +55,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
     print_comparison(console(), comparison)
     page = write_text(folder / "index.html", render(comparison))
     print(f"\npage: {page}")
+    if arguments.picture:
+        draw(comparison).save(arguments.picture, optimize=True)
+        print(f"picture: {arguments.picture}")
     if arguments.json:
         text = json.dumps(comparison.to_dict(), indent=1, ensure_ascii=False, allow_nan=False)
         print(f"json: {write_text(arguments.json, text + chr(10))}")

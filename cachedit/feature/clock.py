@@ -8,6 +8,7 @@ label, else by the identity of their conditioning, else by their order within th
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ class Clock:
         self.at_last_step = False
         self.known: list[str] = []
         self._called: list[str] = []
-        self._conditions: dict[str, Any] = {}
+        self._conditions: dict[str, weakref.ref[torch.Tensor]] = {}
         self._value: float | None = None
         self._scheduler_timesteps = None
         self._by_value = False
@@ -75,7 +76,8 @@ class Clock:
         self.at_last_step = schedule.num_steps is not None and step >= schedule.num_steps - 1
         self.branch = self._branch(label, condition)
         self._called.append(self.branch)
-        self._conditions[self.branch] = condition
+        if condition is not None:
+            self._conditions[self.branch] = weakref.ref(condition)
         return starts
 
     def _step(self, time: Any, value: float | None, scheduler: Any) -> tuple[int, bool]:
@@ -128,9 +130,10 @@ class Clock:
     def _branch(self, label: str | None, condition: Any) -> str:
         if label is not None:
             return _free(label, self._called)
-        for branch, known in self._conditions.items():
-            if known is not None and known is condition and branch not in self._called:
-                return branch
+        if condition is not None:
+            for branch, known in self._conditions.items():
+                if known() is condition and branch not in self._called:
+                    return branch
         order = len(self._called)
         while str(order) in self._called:
             order += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
-from cachedit.feature.blocks import Residual, Tap
+from cachedit.feature.blocks import Tap
 from cachedit.feature.clock import Clock
 from cachedit.feature.history import History
 from cachedit.feature.session import Session
@@ -44,7 +45,7 @@ class Runner:
     _signatures: dict[str, tuple[Any, ...]]
     _closed_calls: set[tuple[Any, ...]]
     _why_missing: dict[str, str]
-    _unchecked: deque[tuple[Step, torch.Tensor]]
+    _unchecked: deque[tuple[Step, list[torch.Tensor]]]
 
     def __init__(self, denoiser: nn.Module, expert: str, session: Session) -> None:
         self.expert, self.session = expert, session
@@ -92,15 +93,25 @@ class Runner:
 
     # -- one call -------------------------------------------------------------------------------------------------
 
-    @torch.compiler.disable
     def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Decide whether this call is computed or reused."""
+        """Decide whether this call is computed or reused. Under torch.compile this is the one graph break."""
+        if torch.compiler.is_dynamo_compiling():
+            self._decide_untraced(denoiser, args, kwargs)
+        else:
+            self._decide(denoiser, args, kwargs)
+
+    @torch.compiler.disable
+    def _decide_untraced(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._decide(denoiser, args, kwargs)
+
+    def _decide(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session, tap = self.session, self.tap
         if torch.is_grad_enabled() or denoiser.training:
             self._bypass(denoiser)
             return
         session.enter()
-        self._commit()
+        if self._pending is not None:
+            self._commit(self._pending)
         session.locate(self._time(args, kwargs), self.label, kwargs.get("encoder_hidden_states"))
         if self.first_step < 0:
             self.first_step = session.clock.step
@@ -117,8 +128,7 @@ class Runner:
             tap.watch_all = self._signatures[clock.branch] not in self._closed_calls
             self._pending = step
         else:
-            history = self.history.of(clock.branch)
-            tap.load(history, session.strategy.weights(self.context(clock, session.profile)))
+            tap.load(self.history.of(clock.branch), session.strategy.weights(session.context))
         self._step, self._started = step, time.perf_counter()
         tap.active = True
 
@@ -134,11 +144,11 @@ class Runner:
         step, self._step = self._step, None
         assert step is not None
         step.ms = (time.perf_counter() - self._started) * 1e3
-        if failed:
-            self._pending = None
-        elif step.computed and not self.tap.open:
-            self._closed_calls.add(self._signatures[step.branch])
-        self._commit()
+        if step.computed and not failed:
+            if not self.tap.open:
+                self._closed_calls.add(self._signatures[step.branch])
+            self._commit(step)
+        self._pending = None
         self.tap.release()
 
     def _bypass(self, denoiser: nn.Module) -> None:
@@ -186,11 +196,9 @@ class Runner:
 
     # -- what was computed ----------------------------------------------------------------------------------------
 
-    def _commit(self) -> None:
+    def _commit(self, step: Step) -> None:
         """Move the residual of the last computed pass into the history, unless it is not finite."""
-        step, self._pending = self._pending, None
-        if step is None:
-            return
+        self._pending = None
         residual = self.tap.captured()
         if residual is None:
             raise UnsupportedModelError(
@@ -201,14 +209,15 @@ class Runner:
             self.computed.append(step.index)
         if self.session.observer is not None:
             self.session.observer(step, residual)
-        self._unchecked.append((step, _is_finite(residual)))
+        on_cpu = residual[0].device.type == "cpu"
+        self._unchecked.append((step, [r.sum(dtype=torch.float32) for r in residual]))
         if self.session.clock.at_last_step and step.index == self.session.clock.step:
             self.history.drop(step.branch)
         else:
             self._why_missing.pop(step.branch, None)
             self.history.push(step.branch, residual)
             self.session.note_bytes()
-        self._check_finite(0 if residual[0].device.type == "cpu" else ACCELERATOR_LAG)
+        self._check_finite(0 if on_cpu else ACCELERATOR_LAG)
         for part in self.tap.parts:
             part.captured = None
 
@@ -219,8 +228,8 @@ class Runner:
         wait for the device.
         """
         while self._unchecked and self._unchecked[0][0].index <= self.session.clock.step - lag:
-            step, finite = self._unchecked.popleft()
-            if not bool(finite):
+            step, magnitudes = self._unchecked.popleft()
+            if not all(map(math.isfinite, map(float, magnitudes))):
                 self.history.drop(step.branch)
                 self._why_missing[step.branch] = "the last residual was not finite"
                 self.session.warn("finite", "a residual was not finite; it is dropped, and the next step is computed.")
@@ -275,8 +284,3 @@ def _shape(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype, value.device
     return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else None
-
-
-def _is_finite(residual: Residual) -> torch.Tensor:
-    """0-d bool on the device of the residual; no wait."""
-    return torch.stack([torch.isfinite(r.sum(dtype=torch.float32)).to(residual[0].device) for r in residual]).all()

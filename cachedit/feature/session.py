@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import warnings
 import weakref
@@ -15,7 +16,7 @@ from torch import nn
 from cachedit.feature.clock import Clock
 from cachedit.profile import Profile
 from cachedit.run import Run, Step
-from cachedit.strategy import FeatureStrategy
+from cachedit.strategy import Context, FeatureStrategy
 
 if TYPE_CHECKING:
     from cachedit.feature.blocks import Residual
@@ -83,6 +84,7 @@ class Session:
         run: the record of the current run; None before the first and after the last has been closed.
         last: the last run that finished or was aborted.
         in_flight: thread that is inside a denoiser; None outside.
+        context: what the strategy saw when it last decided.
     """
 
     def __init__(
@@ -103,6 +105,7 @@ class Session:
         self.in_flight: int | None = None
         self._owner: int | None = None
         self._calling: int | None = None
+        self.context = Context()
         self._decided: tuple[int, Runner] | None = None
         self._decision: tuple[bool, str] = (True, "")
         self._warned: set[str] = set()
@@ -191,7 +194,8 @@ class Session:
         guarded = self.options.few_step_guard and steps is not None
         if guarded and steps <= FEW_STEPS:  # type: ignore[operator]
             return True, f"{FEW_STEPS} steps or fewer"
-        reason = self.strategy.should_compute(runner.context(clock, self.profile))
+        self.context = runner.context(clock, self.profile)
+        reason = self.strategy.should_compute(self.context)
         if reason:
             return True, reason if isinstance(reason, str) else "schedule"
         if guarded and steps <= SHORT_RUN and clock.step - runner.computed[-1] > 1:  # type: ignore[operator]
@@ -240,9 +244,9 @@ class Session:
         run = self.run
         if run is None or self._calling is not None or not run.steps:
             return self.last
-        if run.status != "finished":
-            run.status = "finished" if run.num_steps is None else "aborted"
-        return run
+        if run.status == "finished":
+            return run
+        return dataclasses.replace(run, status="finished" if run.num_steps is None else "aborted")
 
     def warn(self, kind: str, message: str) -> None:
         """Warn once per wrap and kind."""
