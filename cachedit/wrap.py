@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from cachedit.feature.session import Observer
 
 T = TypeVar("T")
-_last_runs: weakref.WeakKeyDictionary[Any, Run] = weakref.WeakKeyDictionary()
 
 
 def wrap(target: T, strategy: str | Strategy, *, profile: Profile | str | Path | None = None, **options: Any) -> T:
@@ -56,8 +54,9 @@ def attach(
     """``wrap``, with an observer that is shown every computed step and its residuals (for calibration)."""
     from cachedit import strategies  # noqa: F401  (fills the registry)
     from cachedit.feature import attachment
+    from cachedit.feature.options import split_options
 
-    own, common = attachment.split_options(options)
+    own, common = split_options(options)
     found = Strategy.find(strategy, own)
     if not isinstance(found, FeatureStrategy):
         raise TypeError(f"{type(found).__name__} is not a feature cache; allowed here: feature caches of the registry")
@@ -73,9 +72,6 @@ def unwrap(target: T) -> T:
 
     session = attachment.find(target)
     if session is not None:
-        run = session.latest()
-        if run is not None:
-            _last_runs[target] = run
         attachment.detach(session)
     return target
 
@@ -94,6 +90,4 @@ def last_run(target: Any) -> Run | None:
     """Record of the last finished or aborted run of a wrapped (or since unwrapped) target; None before the first."""
     from cachedit.feature import attachment
 
-    session = attachment.find(target)
-    run = session.latest() if session is not None else None
-    return run if run is not None else _last_runs.get(target)
+    return attachment.last_run(target)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
@@ -49,12 +50,12 @@ class MagCache(FeatureStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        for name, lowest in (("threshold", 0.0), ("max_skip_steps", 0), ("retention_ratio", 0.0)):
-            value = getattr(self, name)
-            if value is not None and not value >= lowest:
-                raise ValueError(f"MagCache {name}={value!r}; allowed: {lowest} or more")
-        if self.retention_ratio is not None and self.retention_ratio > 1:
-            raise ValueError(f"MagCache retention_ratio={self.retention_ratio!r}; allowed: a share from 0 to 1")
+        _check_number("threshold", self.threshold, 0.0, math.inf)
+        _check_number("retention_ratio", self.retention_ratio, 0.0, 1.0)
+        if self.max_skip_steps is not None and (type(self.max_skip_steps) is not int or self.max_skip_steps < 0):
+            raise ValueError(f"MagCache max_skip_steps={self.max_skip_steps!r}; allowed: 0 or a positive integer")
+        if not isinstance(self.always_compute, tuple) or not all(type(step) is int for step in self.always_compute):
+            raise ValueError(f"MagCache always_compute={self.always_compute!r}; allowed: a tuple of step indices")
         if self.resample not in ("sigma", "nearest"):
             raise ValueError(f"MagCache resample={self.resample!r}; allowed: 'sigma', 'nearest'")
         if self.retention_rounding not in (None, "nearest", "floor"):
@@ -96,6 +97,13 @@ class MagCache(FeatureStrategy):
         """Number of leading steps that are always computed in a run of ``steps``."""
         assert self.retention_ratio is not None
         return int(steps * self.retention_ratio + (0.5 if self.retention_rounding == "nearest" else 0.0))
+
+
+def _check_number(name: str, value: Any, lowest: float, highest: float) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
+        raise ValueError(f"MagCache {name}={value!r}; allowed: a number from {lowest:g} to {highest:g}")
 
 
 def _error(ratios: tuple[float, ...], last: int, step: int) -> float:

@@ -107,7 +107,7 @@ def _literal(text: str) -> Any:
 def _configurations(names: list[str], options: dict[str, Any], profile: str | None) -> list[Configuration]:
     """One configuration per strategy; an unknown name or option is refused before a model is loaded."""
     from cachedit import strategies  # noqa: F401  (fills the registry)
-    from cachedit.feature.attachment import split_options
+    from cachedit.feature.options import split_options
     from cachedit.strategy import Strategy
 
     own, _ = split_options(options)

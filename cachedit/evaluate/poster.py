@@ -17,7 +17,7 @@ INK, PALE, PAPER = (32, 32, 36), (206, 210, 218), (255, 255, 255)
 
 
 def draw(comparison: Comparison) -> Image:
-    """Draw the first picture of every prompt, baseline first; computed steps are dark in the strip, reused ones pale."""
+    """Draw the first picture of every prompt, baseline first; computed steps are dark, reused ones pale."""
     from PIL import Image, ImageDraw
 
     rows = comparison.rows

@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Mapping
+import weakref
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.clock import Clock
 from cachedit.feature.families import family, find_stack
+from cachedit.feature.options import Options
 from cachedit.feature.runner import ATTRIBUTE, Runner
-from cachedit.feature.session import Observer, Options, Pipeline, Session
+from cachedit.feature.session import Observer, Pipeline, Session
 from cachedit.profile import Profile, fingerprint, resolve
+from cachedit.run import Run
 from cachedit.strategy import FeatureStrategy
 
 DENOISERS = ("transformer", "transformer_2", "unet", "prior")
-
-
-def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:
-    """The strategy's own options, and those that every strategy takes."""
-    names = {field.name for field in dataclasses.fields(Options)}
-    common = {key: value for key, value in options.items() if key in names}
-    for key in ("blocks", "timesteps"):
-        if common.get(key) is not None:
-            values = common[key].tolist() if isinstance(common[key], torch.Tensor) else common[key]
-            common[key] = (values,) if isinstance(values, str) else tuple(values)
-    if common.get("cache_device") is not None:
-        common["cache_device"] = torch.device(common["cache_device"])
-    if common.get("cache_dtype") is not None and not isinstance(common["cache_dtype"], torch.dtype):
-        raise TypeError(f"cache_dtype={common['cache_dtype']!r}; allowed: a torch.dtype such as torch.bfloat16")
-    steps = common.get("num_inference_steps")
-    if steps is not None and (not isinstance(steps, int) or steps < 1):
-        raise ValueError(f"num_inference_steps={steps!r}; allowed: a positive integer")
-    return {key: value for key, value in options.items() if key not in names}, Options(**common)
+_last_runs: weakref.WeakKeyDictionary[Any, Run] = weakref.WeakKeyDictionary()
 
 
 def prepare(
@@ -110,12 +93,16 @@ def attach(target: Any, session: Session, denoisers: list[nn.Module]) -> None:
 
 
 def detach(session: Session) -> None:
-    """Take the session off; nothing remains."""
+    """Take the session off; nothing remains but the record of its last run."""
+    run = session.latest()
     session.close()
+    target = session.pipeline.object if session.pipeline is not None else None
+    for owner in [target, *[module for _, module in session.attached]]:
+        if owner is not None and run is not None:
+            _last_runs[owner] = run
     for runner, module in session.attached:
         runner.detach(module)
     session.attached = []
-    target = session.pipeline.object if session.pipeline is not None else None
     if target is not None and target.__dict__.pop(ATTRIBUTE, None) is not None:
         target.__class__ = type(target).__base__
 
@@ -124,6 +111,13 @@ def find(target: Any) -> Session | None:
     """The session on ``target``; None if it is not wrapped."""
     found = getattr(target, "__dict__", {}).get(ATTRIBUTE)
     return found.session if isinstance(found, Runner) else found
+
+
+def last_run(target: Any) -> Run | None:
+    """Record of the last run on ``target``, wrapped or since unwrapped; None before the first."""
+    session = find(target)
+    run = session.latest() if session is not None else None
+    return run if run is not None else _last_runs.get(target)
 
 
 @functools.cache

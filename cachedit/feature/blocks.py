@@ -51,15 +51,20 @@ class Part:
             x = kwargs[stream.name] if stream.name in kwargs else args[stream.position]
             if head:
                 self.first[k], self.summed[k] = x, None
-            elif not self.sealed and (x is not self.leaving[k] or _version(x) != self.version[k]):
+            elif x is not self.leaving[k] or _may_have_changed(x, self.version[k], True):
                 self.open = True
-            self.entering[k] = x
+            self.entering[k], self.version[k] = x, _version(x)
 
     def leave(self, out: Any, tail: bool, watched: bool) -> None:
         """Note what a block returned; after the last one the residuals are complete."""
         for k, stream in enumerate(self.streams):
             x = self.leaving[k] = out if stream.index is None else out[stream.index]
             if watched and not self.sealed:
+                if x is self.entering[k] or _may_have_changed(self.entering[k], self.version[k], False):
+                    raise UnsupportedModelError(
+                        "a block writes into the tensor that it is given, so what it adds cannot be told. "
+                        "Allowed: `x = x + f(x)` instead of `x += f(x)`."
+                    )
                 self.version[k] = _version(x)
                 own = x - self.entering[k]
                 self.summed[k] = own if self.summed[k] is None else self.summed[k] + own
@@ -91,7 +96,9 @@ class Watched:
         self.block, self.part, self.head, self.tail = block, part, head, tail
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["block"], name)
+        if "block" not in self.__dict__:  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.block, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block."""
@@ -126,7 +133,9 @@ class StandIn:
         self.keeps_entry = head and part.sealed
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.__dict__["block"], name)
+        if "block" not in self.__dict__:  # while a copy is being made
+            raise AttributeError(name)
+        return getattr(self.block, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the block would, in form."""
@@ -242,6 +251,13 @@ class TappedList(nn.ModuleList):
 def _version(x: torch.Tensor) -> int:
     """Number of in-place writes to ``x``; inference tensors and traced ones do not count theirs."""
     return 0 if torch.compiler.is_dynamo_compiling() or x.is_inference() else x._version
+
+
+def _may_have_changed(x: torch.Tensor, version: int, in_doubt: bool) -> bool:
+    """True if somebody has written into ``x`` since; ``in_doubt`` for inference tensors, which cannot tell."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
+    return in_doubt if x.is_inference() else x._version != version
 
 
 def _tapped(cls: type[nn.ModuleList]) -> type[nn.ModuleList]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -33,7 +33,6 @@ class Clock:
     def __init__(self, timesteps: Sequence[float] | None, num_steps: int | None, ascending: bool) -> None:
         self._announced = _announced(timesteps, num_steps, ascending)
         self._ascending = ascending
-        self._scheduler_timesteps: Any = None
         self.reset()
 
     def reset(self) -> None:
@@ -47,11 +46,13 @@ class Clock:
         self._called: list[str] = []
         self._conditions: dict[str, weakref.ref[torch.Tensor]] = {}
         self._value: float | None = None
-        self._scheduler_timesteps = None
+        self._scheduler_timesteps: Any = None
         self._by_value = False
+        self._form: Callable[[float], float] | None = None
+        self._found: tuple[int, float | None] = (0, None)
 
     def locate(self, time: Any, label: str | None, condition: Any, scheduler: Any) -> bool:
-        """Find the position of a call. Returns True if it starts a new run.
+        """Move to the position of a call. Returns True if it starts a new run.
 
         Args:
             time: the timestep argument, a number or a tensor of any shape; per-token timesteps count by their largest.
@@ -59,14 +60,34 @@ class Clock:
             condition: the text tensor of the call, by whose identity unlabelled branches are recognised; may be None.
             scheduler: the pipeline's scheduler; None for a module driven by hand.
         """
-        by_hand = scheduler is None and self.schedule.timesteps is None
+        starts = self.find(time, scheduler)
+        self.advance(label, condition, starts)
+        return starts
+
+    def find(self, time: Any, scheduler: Any) -> bool:
+        """Find the step of a call without moving to it. Returns True if it starts a new run."""
+        by_hand = scheduler is None and self._announced.timesteps is None
         on_device = isinstance(time, torch.Tensor) and time.device.type != "cpu"
         value = _mean(time) if by_hand else None if on_device else _number(time)
-        step, starts = self._step(time, value, scheduler)
-        if starts:
+        if scheduler is not None and scheduler.timesteps is not self._scheduler_timesteps:
             self.reset()
-            if scheduler is not None:
-                self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+            self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+        if scheduler is not None:
+            step = self._scheduled_step(time, value, scheduler)
+        elif self.schedule.timesteps is not None:
+            step = self._announced_step(_number(time) if value is None else value)
+        else:
+            step = self._step_by_hand(value)
+        self._found = step, value
+        return step < self.step or self.step < 0
+
+    def advance(self, label: str | None, condition: Any, starts: bool) -> None:
+        """Move to the step that ``find`` has found; the arguments are those of ``locate``."""
+        step, value = max(self._found[0], 0), self._found[1]
+        if starts and self.step >= 0:
+            kept = self.schedule, self._scheduler_timesteps, self._form
+            self.reset()
+            self.schedule, self._scheduler_timesteps, self._form = kept
         if step != self.step:
             self.known, self._called = self._called, []
         self.step, self._value = step, value
@@ -78,25 +99,28 @@ class Clock:
         self._called.append(self.branch)
         if condition is not None:
             self._conditions[self.branch] = weakref.ref(condition)
-        return starts
 
-    def _step(self, time: Any, value: float | None, scheduler: Any) -> tuple[int, bool]:
-        """Index of the step, and whether a run starts there."""
-        if scheduler is not None:
-            if scheduler.timesteps is not self._scheduler_timesteps:
-                self.reset()
-                self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
-            step = self._scheduled_step(time, value, scheduler)
-            return step, step < self.step or self.step < 0
-        if self.schedule.timesteps is not None:
-            step = self._look_up(_number(time) if value is None else value)
-            return step, step < self.step or self.step < 0
-        if self._value is None or value is None:
-            return 0, True
-        if value == self._value:
-            return self.step, False
-        onward = (value > self._value) is self._ascending
-        return (self.step + 1, False) if onward else (0, True)
+    def retract(self) -> None:
+        """Take back the last call, which failed; called again, it is the same branch."""
+        if self._called:
+            self._called.pop()
+
+    def _step_by_hand(self, value: float | None) -> int:
+        """Nothing is known but that noise falls along a run; -1 for the first step of the next one."""
+        if self._value is None or value is None or value == self._value:
+            return max(self.step, 0)
+        return self.step + 1 if (value > self._value) is self._ascending else -1
+
+    def _announced_step(self, value: float) -> int:
+        found = self._look_up(value)
+        if found is None:
+            timesteps = self.schedule.timesteps or ()
+            raise ValueError(
+                f"the model was called with timestep {value:g}, which the announced schedule does not have "
+                f"({len(timesteps)} steps, {timesteps[0]:g} to {timesteps[-1]:g}). "
+                "Pass the timesteps of this run: cachedit.wrap(..., timesteps=scheduler.timesteps)."
+            )
+        return found
 
     def _scheduled_step(self, time: Any, value: float | None, scheduler: Any) -> int:
         index = getattr(scheduler, "step_index", None)
@@ -107,25 +131,34 @@ class Clock:
             self._by_value = True  # the pipeline steps copies of its scheduler, so the timestep itself must tell
         if index is None and self.step < 0 and getattr(scheduler, "begin_index", None) is not None:
             return int(scheduler.begin_index)
-        return self._look_up(_number(time) if value is None else value)
+        number = _number(time) if value is None else value
+        found = self._look_up(number)
+        if found is not None:
+            return found
+        # The model is told the time in units of its own, so all that can be seen is whether it moved.
+        return max(self.step, 0) if self._value in (None, number) else self.step + 1
 
-    def _look_up(self, value: float) -> int:
-        """Index of the step with this timestep; of equal ones, the first that has not passed."""
+    def _look_up(self, value: float) -> int | None:
+        """Index of the step with this timestep; of equal ones, the first that has not passed. None if there is none.
+
+        Models are called with the scheduler's timestep, a thousandth of it, or either of these upside down; the first
+        call of a run tells which.
+        """
         timesteps = self.schedule.timesteps or ()
-        if timesteps[self.step + 1 : self.step + 2] == (value,) != timesteps[self.step : self.step + 1]:
+        if self._form is None:
+            self._form = _form(value, timesteps, self._ascending)
+        if self._form is None:
+            return None
+        value = self._form(value)
+        ahead = timesteps[self.step : self.step + 2]
+        if ahead[1:] == (value,) != ahead[:1]:
             return self.step + 1
-        tolerance = 1e-3 * max(map(abs, timesteps), default=1.0)
-        for candidate in (value, value * 1000, 1000 - value, (1 - value) * 1000):
-            near = [i for i, t in enumerate(timesteps) if abs(t - candidate) <= tolerance]
-            if near:
-                closest = min(abs(timesteps[i] - candidate) for i in near)
-                equal = [i for i in near if abs(timesteps[i] - candidate) == closest]
-                return next((i for i in equal if i >= self.step), equal[0])
-        raise ValueError(
-            f"the model was called with timestep {value:g}, which the schedule does not have "
-            f"({len(timesteps)} steps, {timesteps[0]:g} to {timesteps[-1]:g}). "
-            "Pass the timesteps of this run: cachedit.wrap(..., timesteps=scheduler.timesteps)."
-        )
+        distances = [abs(t - value) for t in timesteps]
+        closest = min(distances)
+        if closest > _tolerance(timesteps):
+            return None
+        equal = [i for i, distance in enumerate(distances) if distance == closest]
+        return next((i for i in equal if i >= self.step), equal[0])
 
     def _branch(self, label: str | None, condition: Any) -> str:
         if label is not None:
@@ -138,6 +171,40 @@ class Clock:
         while str(order) in self._called:
             order += 1
         return str(order)
+
+
+def _as_it_is(value: float) -> float:
+    return value
+
+
+def _times_1000(value: float) -> float:
+    return value * 1000
+
+
+def _flipped(value: float) -> float:
+    return 1000 - value
+
+
+def _flipped_times_1000(value: float) -> float:
+    return (1 - value) * 1000
+
+
+def _form(value: float, timesteps: Sequence[float], ascending: bool) -> Callable[[float], float] | None:
+    """How the model's timestep becomes the scheduler's: the form that brings ``value`` closest to one of them."""
+    upright, flipped = (_as_it_is, _times_1000), (_flipped, _flipped_times_1000)
+    falls = len(timesteps) < 2 or timesteps[0] > timesteps[-1]
+    for forms in (flipped, upright) if ascending and falls else (upright, flipped):
+        distances = [min((abs(t - form(value)) for t in timesteps), default=math.inf) for form in forms]
+        if min(distances) <= _tolerance(timesteps):
+            return forms[distances.index(min(distances))]
+    return None
+
+
+def _tolerance(timesteps: Sequence[float]) -> float:
+    """How far a timestep may be off through rounding, in bf16 for instance: half the smallest gap, at most 1/250."""
+    largest = max(map(abs, timesteps), default=1.0)
+    gaps = [abs(a - b) for a, b in zip(timesteps, timesteps[1:], strict=False) if a != b]
+    return min([largest / 250, *[gap / 2 for gap in gaps]])
 
 
 def _free(label: str, taken: Sequence[str]) -> str:

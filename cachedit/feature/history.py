@@ -22,28 +22,29 @@ class History:
 
     def __init__(self, depth: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         self.depth, self.device, self.dtype = depth, device, dtype
-        self._rings: dict[str, deque[Residual]] = {}
+        self._rings: dict[str, deque[tuple[int, Residual]]] = {}
         self._origins: dict[str, list[tuple[torch.device, torch.dtype]]] = {}
-
-    def __contains__(self, branch: str) -> bool:
-        return bool(self._rings.get(branch))
 
     def has_all(self, branches: list[str]) -> bool:
         """True if every one of these branches has a residual."""
         return self._rings.keys() >= set(branches)
 
-    def push(self, branch: str, residual: Residual) -> None:
-        """Keep a residual; the oldest one beyond ``depth`` is dropped."""
+    def push(self, branch: str, step: int, residual: Residual) -> None:
+        """Keep the residual of a step; the oldest one beyond ``depth`` is dropped."""
         self._origins[branch] = [(r.device, r.dtype) for r in residual]
         if self.device is not None or self.dtype is not None:
             residual = tuple([r.to(device=self.device or r.device, dtype=self.dtype or r.dtype) for r in residual])
-        self._rings.setdefault(branch, deque(maxlen=self.depth)).append(residual)
+        self._rings.setdefault(branch, deque(maxlen=self.depth)).append((step, residual))
         if len(self._rings) > MOST_BRANCHES:
             self.drop(next(iter(self._rings)))
 
+    def steps(self, branch: str) -> list[int]:
+        """Steps of the residuals of a branch, oldest first."""
+        return [step for step, _ in self._rings.get(branch, ())]
+
     def of(self, branch: str) -> list[Residual]:
         """Residuals of a branch, oldest first, on the device and in the dtype in which they were computed."""
-        kept = list(self._rings[branch])
+        kept = [residual for _, residual in self._rings[branch]]
         if self.device is None and self.dtype is None:
             return kept
         origins = self._origins[branch]
@@ -60,4 +61,4 @@ class History:
     @property
     def nbytes(self) -> int:
         """Bytes held."""
-        return sum([r.nbytes for ring in self._rings.values() for residual in ring for r in residual])
+        return sum([r.nbytes for ring in self._rings.values() for _, residual in ring for r in residual])

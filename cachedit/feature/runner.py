@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class Runner:
     Attributes:
         expert: name of the denoiser in its pipeline.
         history: computed residuals of its branches.
-        computed: steps of this run at which it was computed.
+        computed: steps of this run at which it was computed, all branches together.
         first_step: first step of this run at which it was called.
         branch_missing: why the branch of the current call has no residual; None if it has one.
     """
@@ -96,26 +97,26 @@ class Runner:
     def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether this call is computed or reused. Under torch.compile this is the one graph break."""
         if torch.compiler.is_dynamo_compiling():
-            self._decide_untraced(denoiser, args, kwargs)
+            self._begin_untraced(denoiser, args, kwargs)
         else:
-            self._decide(denoiser, args, kwargs)
+            self._begin(denoiser, args, kwargs)
 
     @torch.compiler.disable
-    def _decide_untraced(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._decide(denoiser, args, kwargs)
+    def _begin_untraced(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._begin(denoiser, args, kwargs)
 
-    def _decide(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         session, tap = self.session, self.tap
-        if torch.is_grad_enabled() or denoiser.training:
-            self._bypass(denoiser)
-            return
         session.enter()
+        if tap.active:  # the last call was broken off in a way that no hook is told of (Ctrl-C)
+            self._abandon()
+        if torch.is_grad_enabled() or denoiser.training:
+            if not denoiser.training:
+                session.warn("grad", "bypassed, because grad is enabled: run the model under torch.no_grad().")
+            return
         if self._pending is not None:
             self._commit(self._pending)
-        session.locate(self._time(args, kwargs), self.label, kwargs.get("encoder_hidden_states"))
-        if self.first_step < 0:
-            self.first_step = session.clock.step
-        self._check_inputs(args, kwargs)
+        self._locate(args, kwargs)
         compute, reason = session.decide(self)
         clock, run = session.clock, session.run
         step = Step(clock.step, clock.timestep, clock.sigma, clock.branch, self.expert, compute, reason)
@@ -128,34 +129,65 @@ class Runner:
             tap.watch_all = self._signatures[clock.branch] not in self._closed_calls
             self._pending = step
         else:
-            tap.load(self.history.of(clock.branch), session.strategy.weights(session.context))
+            tap.load(self.history.of(clock.branch), session.strategy.weights(self._context_of_branch()))
         self._step, self._started = step, time.perf_counter()
         tap.active = True
 
     def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         """Keep what was computed. Under torch.compile this is traced, so the next call keeps it."""
-        self.tap.active = False
-        self.session.in_flight = None
-        if torch.compiler.is_dynamo_compiling() or self._step is None:
-            return
-        self._finish(failed=output is None)
+        if torch.compiler.is_dynamo_compiling():
+            self.tap.active = False
+            self.session.in_flight = None
+        elif self.session.leave():
+            self._finish(failed=output is None)
 
     def _finish(self, failed: bool) -> None:
+        self.tap.active = False
         step, self._step = self._step, None
-        assert step is not None
+        if step is None:
+            return
         step.ms = (time.perf_counter() - self._started) * 1e3
-        if step.computed and not failed:
+        if failed:
+            self._abandon()
+        elif step.computed:
             if not self.tap.open:
                 self._closed_calls.add(self._signatures[step.branch])
             self._commit(step)
-        self._pending = None
+        if self.session.clock.at_last_step:
+            self.history.drop(step.branch)
         self.tap.release()
 
-    def _bypass(self, denoiser: nn.Module) -> None:
+    def _abandon(self) -> None:
+        """Undo a call that failed: no record, no residual, and its branch may be called again."""
         self.tap.active = False
-        self._step = None
-        if not denoiser.training:
-            self.session.warn("grad", "bypassed, because grad is enabled: run the model under torch.no_grad().")
+        self.tap.release()
+        self._pending = self._step = None
+        self.session.retract()
+
+    def _locate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Find run, step and branch of the call, and whether the branch has a residual to reuse."""
+        session, time_value, condition = self.session, self._time(args, kwargs), kwargs.get("encoder_hidden_states")
+        session.locate(time_value, self.label, condition)
+        branch, signature = session.clock.branch, call_signature(args, kwargs, self.time_name)
+        before = self._signatures.get(branch)
+        if before is not None and before[0] != signature[0]:
+            session.clock.reset()  # another shape, dtype or device of the main input is another run
+            session.locate(time_value, self.label, condition)
+            branch, before = session.clock.branch, None
+        if self.first_step < 0:
+            self.first_step = session.clock.step
+        kept = self.history.steps(branch)
+        if before is not None and before != signature:
+            self.history.drop(branch)
+            changed = {entry[0] for entry in set(before) ^ set(signature)}
+            self.branch_missing = f"input changed: {', '.join(sorted(map(str, changed)))}"
+        elif not kept:
+            self.branch_missing = self._why_missing.get(branch, "no residual yet")
+        elif kept[-1] < self.computed[-1] < session.clock.step:
+            self.branch_missing = "its residual is older than the other branches'"
+        else:
+            self.branch_missing = None
+        self._signatures[branch] = signature
 
     def _time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.time_name in kwargs:
@@ -166,17 +198,6 @@ class Runner:
             f"{type(self.inner).__name__} was called without its timestep ({self.time_name!r}). Pass it, or name the "
             "argument that holds it: cachedit.wrap(..., timestep_arg=NAME)."
         )
-
-    def _check_inputs(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Forget the branch's residuals if an input appeared, disappeared or changed its shape."""
-        branch, signature = self.session.clock.branch, call_signature(args, kwargs, self.time_name)
-        before = self._signatures.get(branch)
-        self.branch_missing = None if branch in self.history else self._why_missing.get(branch, "no residual yet")
-        if before is not None and before != signature:
-            self.history.drop(branch)
-            changed = {entry[0] for entry in set(before) ^ set(signature)}
-            self.branch_missing = f"input changed: {', '.join(sorted(map(str, changed)))}"
-        self._signatures[branch] = signature
 
     def context(self, clock: Clock, profile: Profile | None) -> Context:
         """What the strategy may look at."""
@@ -194,6 +215,11 @@ class Runner:
             steps,
         )
 
+    def _context_of_branch(self) -> Context:
+        """What the strategy saw when it decided, with the steps of the residuals that its weights go with."""
+        branch = self.session.clock.branch
+        return replace(self.session.context, branch=branch, computed_steps=self.history.steps(branch))
+
     # -- what was computed ----------------------------------------------------------------------------------------
 
     def _commit(self, step: Step) -> None:
@@ -205,18 +231,15 @@ class Runner:
                 f"{type(self.inner).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so "
                 "nothing can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
             )
-        if not self.computed or self.computed[-1] != step.index:
+        if self.session.computes and self.computed[-1:] != [step.index]:
             self.computed.append(step.index)
         if self.session.observer is not None:
             self.session.observer(step, residual)
         on_cpu = residual[0].device.type == "cpu"
         self._unchecked.append((step, [r.sum(dtype=torch.float32) for r in residual]))
-        if self.session.clock.at_last_step and step.index == self.session.clock.step:
-            self.history.drop(step.branch)
-        else:
-            self._why_missing.pop(step.branch, None)
-            self.history.push(step.branch, residual)
-            self.session.note_bytes()
+        self._why_missing.pop(step.branch, None)
+        self.history.push(step.branch, step.index, residual)
+        self.session.note_bytes()
         self._check_finite(0 if on_cpu else ACCELERATOR_LAG)
         for part in self.tap.parts:
             part.captured = None
@@ -283,4 +306,6 @@ def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str
 def _shape(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.shape, value.dtype, value.device
+    if isinstance(value, dict):
+        return tuple([(key, _shape(item)) for key, item in value.items()])
     return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else None

@@ -7,13 +7,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from cachedit.feature.clock import Clock
+from cachedit.feature.options import Options
 from cachedit.profile import Profile
 from cachedit.run import Run, Step
 from cachedit.strategy import Context, FeatureStrategy
@@ -25,29 +24,6 @@ if TYPE_CHECKING:
 FEW_STEPS, SHORT_RUN = 4, 8
 _LOCK = threading.Lock()
 Observer = Callable[[Step, "Residual"], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What every strategy accepts beside its own options.
-
-    Attributes:
-        blocks: names of the block lists of the stack, in execution order; None to find them.
-        timesteps: the timesteps of the run, for a module that is driven by hand.
-        num_inference_steps: their number, where the timesteps themselves are not known.
-        timestep_arg: name of the denoiser's timestep argument; None to find it.
-        few_step_guard: never reuse in runs of 4 steps or fewer, and at most one step in a row up to 8 steps.
-        cache_device: where residuals are kept; None: where they are computed.
-        cache_dtype: how residuals are kept; None: as they are computed.
-    """
-
-    blocks: tuple[str, ...] | None = None
-    timesteps: tuple[float, ...] | None = None
-    num_inference_steps: int | None = None
-    timestep_arg: str | None = None
-    few_step_guard: bool = True
-    cache_device: torch.device | None = None
-    cache_dtype: torch.dtype | None = None
 
 
 class Pipeline:
@@ -146,20 +122,41 @@ class Session:
                 )
             self.in_flight = me
 
+    def leave(self) -> bool:
+        """Note that this thread has left the denoiser. Returns False if it was never inside."""
+        if self.in_flight != threading.get_ident():
+            return False
+        self.in_flight = None
+        return True
+
+    def retract(self) -> None:
+        """Take the record of the current call back, because it failed."""
+        self.clock.retract()
+        self._decided = None
+        if self.run is not None and self.run.steps:
+            self.run.steps.pop()
+            self.run.status = "running"
+
     def locate(self, time: Any, label: str | None, condition: Any) -> None:
         """Advance the clock to this call; a new run closes the one before.
 
         Raises:
             RuntimeError: the call belongs to the middle of a run that another thread has displaced.
         """
-        scheduler = self.pipeline.scheduler if self.pipeline is not None else None
-        starts, me = self.clock.locate(time, label, condition, scheduler), threading.get_ident()
-        if starts:
-            self.start()
-        elif self._owner != me:
+        starts = self.clock.find(time, self.pipeline.scheduler if self.pipeline is not None else None)
+        if not starts and self._owner != threading.get_ident():
             raise RuntimeError(
                 "another thread has started a run on this model, so this run has lost its cache. "
                 "Give every thread its own copy (copy.deepcopy) or take turns."
+            )
+        self.clock.advance(label, condition, starts)
+        if starts:
+            self.start()
+        steps = self.clock.schedule.num_steps
+        if steps is not None and self.clock.step >= steps:
+            raise ValueError(
+                f"the run has gone past its {steps} steps (timestep {self.clock.timestep}). Pass the number of steps "
+                "that are run: cachedit.wrap(..., num_inference_steps=N) or timesteps=scheduler.timesteps."
             )
 
     def start(self) -> None:
@@ -175,32 +172,36 @@ class Session:
 
     def decide(self, runner: Runner) -> tuple[bool, str]:
         """(compute, reason) for the current call. The branches of a step share one decision."""
-        if runner.branch_missing is not None:
-            return True, runner.branch_missing
         if self._decided != (self.clock.step, runner):
-            self._decision = self._decide(runner)
+            missing = runner.branch_missing
+            self._decision = self._decide(runner) if missing is None else (True, missing)
             self._decided = (self.clock.step, runner)
+        elif runner.branch_missing is not None:
+            return True, runner.branch_missing
         return self._decision
 
     def _decide(self, runner: Runner) -> tuple[bool, str]:
         clock, steps = self.clock, self.clock.schedule.num_steps
-        if steps is not None and clock.step >= steps:
-            raise ValueError(
-                f"the run has gone past its {steps} steps (timestep {clock.timestep}). Pass the number of steps that "
-                "are run: cachedit.wrap(..., num_inference_steps=N) or timesteps=scheduler.timesteps."
-            )
         if not runner.history.has_all(clock.known):
             return True, "another branch has no residual"
-        guarded = self.options.few_step_guard and steps is not None
-        if guarded and steps <= FEW_STEPS:  # type: ignore[operator]
-            return True, f"{FEW_STEPS} steps or fewer"
+        guarded, length = self.options.few_step_guard, clock.step + 1 if steps is None else steps
+        if guarded and length <= FEW_STEPS:
+            return (
+                True,
+                f"{FEW_STEPS} steps or fewer" if steps is not None else f"the run may have only {FEW_STEPS} steps",
+            )
         self.context = runner.context(clock, self.profile)
         reason = self.strategy.should_compute(self.context)
         if reason:
             return True, reason if isinstance(reason, str) else "schedule"
-        if guarded and steps <= SHORT_RUN and clock.step - runner.computed[-1] > 1:  # type: ignore[operator]
+        if guarded and length <= SHORT_RUN and clock.step - runner.computed[-1] > 1:
             return True, f"one reused step in a row up to {SHORT_RUN} steps"
         return False, ""
+
+    @property
+    def computes(self) -> bool:
+        """True if the current step is computed as such, and not only a branch that had nothing to reuse."""
+        return self._decision[0]
 
     def expert_span(self, runner: Runner) -> tuple[int, int | None]:
         """First step of the schedule that belongs to this expert, and how many do (None when unknown)."""
