@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
-import tempfile
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import resources
@@ -17,6 +16,7 @@ import numpy as np
 from torch import nn
 
 from cachedit.errors import ProfileError
+from cachedit.files import write_text
 from cachedit.strategy import Schedule, canonical
 
 SCHEMA = 1
@@ -115,15 +115,7 @@ class Profile:
 
     def save(self, path: str | Path) -> None:
         """Write the profile; the file is complete or absent, never half written."""
-        path = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_text(path, self.to_json())
 
     def magnitude_ratios(
         self, schedule: Schedule, resample: Literal["sigma", "nearest"] = "sigma"
@@ -161,7 +153,7 @@ class Profile:
         if differences:
             raise ProfileError(
                 f"profile {self.name or 'without a name'} was made for another model: {'; '.join(differences)}. "
-                "Make one for this model: cachedit calibrate MODEL --strategy magcache --steps 50 -o my.json"
+                "Make one for this model: cachedit calibrate MODEL --steps 50 -o my.json"
             )
 
     def check_arrays(self, names: Sequence[str], strategy: str) -> None:
@@ -251,7 +243,7 @@ def _match(fingerprint: Mapping[str, Any], model_name: str) -> Profile:
     raise ProfileError(
         f"a profile is needed for {fingerprint['class']} ({shape}) and none that is shipped fits. "
         f"Shipped: {', '.join(every) or 'none'}. "
-        "Make one: cachedit calibrate MODEL --strategy magcache --steps 50 -o my.json, then pass profile='my.json'."
+        "Make one: cachedit calibrate MODEL --steps 50 -o my.json, then pass profile='my.json'."
     )
 
 
@@ -288,17 +280,26 @@ def _check(profile: Profile) -> None:
             raise ProfileError(f"field 'sigmas' has {len(sigmas)} entries, the arrays have {lengths.pop()}")
         if any(later > earlier for earlier, later in zip(sigmas, sigmas[1:], strict=False)):
             raise ProfileError("field 'sigmas' must not increase")
+        if sigmas[0] > 1 or sigmas[-1] < 0:
+            raise ProfileError(f"field 'sigmas' must be noise levels in [0, 1], runs from {sigmas[0]} to {sigmas[-1]}")
     if profile.model is not None:
         for key, kind in (("class", str), ("fingerprint", dict), ("names", list)):
             if not isinstance(profile.model, dict) or not isinstance(profile.model.get(key), kind):
                 raise ProfileError(f"field 'model.{key}' must be a {kind.__name__}")
-    for key in ("sampler", "defaults", "provenance", "versions"):
-        if not isinstance(getattr(profile, key), dict):
-            raise ProfileError(f"field '{key}' must be an object")
+        if not all(isinstance(name, str) for name in profile.model["names"]):
+            raise ProfileError("field 'model.names' must be a list of texts")
+    for kind, keys in ((dict, ("sampler", "defaults", "provenance", "versions")), (str, ("name", "date", "command"))):
+        for key in keys:
+            if not isinstance(getattr(profile, key), kind):
+                raise ProfileError(f"field '{key}' must be {'an object' if kind is dict else 'a text'}")
 
 
 def _numbers(values: Any, where: str) -> list[float]:
-    good = isinstance(values, list) and values and all(type(v) in (int, float) and math.isfinite(v) for v in values)
-    if not good:
+    if not isinstance(values, list) or not values or not all(map(_is_number, values)):
         raise ProfileError(f"field '{where}' must be a list of finite numbers")
     return values
+
+
+def _is_number(value: Any) -> bool:
+    """True for a finite number that a float can hold."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max

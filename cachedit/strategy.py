@@ -110,7 +110,7 @@ class Strategy:
         if not isinstance(strategy, Strategy):
             raise TypeError(
                 f"strategy is a {type(strategy).__name__}; allowed: a name ({', '.join(sorted(cls.registry))}) "
-                "or an instance such as cachedit.MagCache()."
+                f"or an instance such as {next(iter(cls.registry.values())).__name__}()."
             )
         strategy.check_options(options)
         return dataclasses.replace(strategy, **options)

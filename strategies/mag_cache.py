@@ -53,7 +53,7 @@ class MagCache(FeatureStrategy):
         _check_number("threshold", self.threshold, 0.0, math.inf)
         _check_number("retention_ratio", self.retention_ratio, 0.0, 1.0)
         if self.max_skip_steps is not None and (type(self.max_skip_steps) is not int or self.max_skip_steps < 0):
-            raise ValueError(f"MagCache max_skip_steps={self.max_skip_steps!r}; allowed: 0 or a positive integer")
+            raise ValueError(f"MagCache max_skip_steps={self.max_skip_steps!r}; allowed: an integer, 0 or more")
         if not isinstance(self.always_compute, tuple) or not all(type(step) is int for step in self.always_compute):
             raise ValueError(f"MagCache always_compute={self.always_compute!r}; allowed: a tuple of step indices")
         if self.resample not in ("sigma", "nearest"):
@@ -103,7 +103,8 @@ def _check_number(name: str, value: Any, lowest: float, highest: float) -> None:
     if value is None:
         return
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= highest:
-        raise ValueError(f"MagCache {name}={value!r}; allowed: a number from {lowest:g} to {highest:g}")
+        allowed = f"{lowest} or more" if highest == math.inf else f"a share from {lowest:g} to {highest:g}"
+        raise ValueError(f"MagCache {name}={value!r}; allowed: {allowed}")
 
 
 def _error(ratios: tuple[float, ...], last: int, step: int) -> float:

@@ -14,7 +14,8 @@ from cachedit.evaluate.page import render
 from cachedit.evaluate.poster import draw
 from cachedit.evaluate.progress import console, progress_bar
 from cachedit.evaluate.table import print_comparison
-from cachedit.evaluate.writing import check_target, write_text
+from cachedit.evaluate.writing import check_target
+from cachedit.files import write_text
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
