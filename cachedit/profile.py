@@ -143,7 +143,7 @@ class Profile:
             known, wanted = np.linspace(1, 0, count), 1 - np.array([schedule.position(k) for k in range(steps)])
         if count == steps and np.abs(known - wanted).max() <= SAME_SIGMA:
             return tuple(row)
-        cumulative = np.cumsum(np.log(row))
+        known, cumulative = _with_ends(known, np.cumsum(np.log(row)))
         at_step = np.interp(-wanted, -known, cumulative)
         return (1.0, *np.exp(np.diff(at_step)).tolist())
 
@@ -258,6 +258,17 @@ def _unmistakable(profile: Profile, others: Sequence[Profile] | Any) -> bool:
     assert profile.model is not None
     mine = (profile.model["class"], profile.model["fingerprint"])
     return sum(1 for p in others if p.model and (p.model["class"], p.model["fingerprint"]) == mine) == 1
+
+
+def _with_ends(sigmas: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Extend a falling curve to sigma 1 and 0 along its first and last slope, where it does not reach that far."""
+    falls = np.flatnonzero(np.diff(sigmas))
+    if not len(falls):
+        return sigmas, values
+    first, last = falls[0], falls[-1]
+    slopes = [(values[i + 1] - values[i]) / (sigmas[i + 1] - sigmas[i]) for i in (first, last)]
+    head, tail = values[0] + slopes[0] * (1 - sigmas[0]), values[-1] - slopes[1] * sigmas[-1]
+    return np.concatenate([[1.0], sigmas, [0.0]]), np.concatenate([[head], values, [tail]])
 
 
 def _check(profile: Profile) -> None:

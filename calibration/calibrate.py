@@ -117,7 +117,7 @@ def _sigmas(run: Collector) -> list[float] | None:
 
 
 def _model(pipe: Any) -> dict[str, Any]:
-    denoisers = [getattr(module, "_orig_mod", module) for module in find_denoisers(pipe).values()]
+    denoisers = list(find_denoisers(pipe).values())
     prints = fingerprint(denoisers[0], find_stack(denoisers[0]), len(denoisers))
     origin = str(getattr(getattr(pipe, "config", None), "_name_or_path", "") or "")
     return {

@@ -7,13 +7,16 @@ from collections.abc import Sequence
 import torch
 
 
-def forecast(x: torch.Tensor, history: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
+def forecast(
+    x: torch.Tensor, history: Sequence[torch.Tensor], weights: Sequence[float | torch.Tensor] | None = None
+) -> torch.Tensor:
     """``x + sum_k weights[k] * history[k]``, accumulated in fp32 and rounded once.
 
     Args:
         x: what reached the site, any shape, e.g. [B, N, C].
         history: residuals of the shape of ``x``, oldest first; at least one.
-        weights: one number per residual; None adds the newest residual unweighted, which is one pass and exact.
+        weights: one number or 0-d tensor per residual; None adds the newest residual unweighted, which is one pass
+            and exact.
 
     Returns:
         A new tensor of the shape and dtype of ``x``.

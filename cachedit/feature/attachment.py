@@ -32,7 +32,7 @@ def prepare(
 ) -> tuple[Session, list[nn.Module]]:
     """Build a session without touching ``target``; every error is raised here."""
     denoisers = find_denoisers(target)
-    inner = [getattr(module, "_orig_mod", module) for module in denoisers.values()]
+    inner = list(denoisers.values())
     rows = [family(module) for module in inner]
     chosen = None
     if strategy.profile_arrays:
@@ -52,7 +52,7 @@ def prepare(
         )
     session = Session(strategy.configured(chosen), chosen, options, clock, pipeline, observer)
     session.runners = [Runner(module, expert, session) for expert, module in denoisers.items()]
-    return session, list(denoisers.values())
+    return session, inner
 
 
 def find_denoisers(target: Any) -> dict[str, nn.Module]:
@@ -62,9 +62,9 @@ def find_denoisers(target: Any) -> dict[str, nn.Module]:
         UnsupportedModelError: there is none.
     """
     if isinstance(target, nn.Module):
-        return {"transformer": target}
+        return {"transformer": _inner(target)}
     found = {name: getattr(target, name, None) for name in DENOISERS}
-    modules = {name: module for name, module in found.items() if isinstance(module, nn.Module)}
+    modules = {name: _inner(module) for name, module in found.items() if isinstance(module, nn.Module)}
     if not modules:
         raise UnsupportedModelError(
             f"{type(target).__name__} has no denoiser. Allowed: an nn.Module, or a pipeline with one of "
@@ -109,7 +109,7 @@ def detach(session: Session) -> None:
 
 def find(target: Any) -> Session | None:
     """The session on ``target``; None if it is not wrapped."""
-    found = getattr(target, "__dict__", {}).get(ATTRIBUTE)
+    found = getattr(_inner(target), "__dict__", {}).get(ATTRIBUTE)
     return found.session if isinstance(found, Runner) else found
 
 
@@ -117,7 +117,12 @@ def last_run(target: Any) -> Run | None:
     """Record of the last run on ``target``, wrapped or since unwrapped; None before the first."""
     session = find(target)
     run = session.latest() if session is not None else None
-    return run if run is not None else _last_runs.get(target)
+    return run if run is not None else _last_runs.get(_inner(target))
+
+
+def _inner(target: Any) -> Any:
+    """The module itself where torch.compile has wrapped it: both are one target."""
+    return getattr(target, "_orig_mod", target) if isinstance(target, nn.Module) else target
 
 
 @functools.cache

@@ -40,7 +40,7 @@ class Part:
         self.streams = streams
         self.sealed, self.in_place = row.sealed, row.in_place
         self.history: tuple[tuple[torch.Tensor, ...], ...] = ()
-        self.weights: Sequence[float] | None = None
+        self.weights: Sequence[torch.Tensor] | None = None
         self.release()
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], head: bool) -> None:
@@ -176,34 +176,45 @@ class Tap:
         self.watch_all = True
         self.names = find_stack(denoiser, blocks)
         self.lists: list[nn.ModuleList] = [denoiser.get_submodule(name) for name in self.names]  # type: ignore[misc]
-        self.classes: list[type[nn.ModuleList]] = []
+        self._plain: list[tuple[type[nn.ModuleList], tuple[nn.Module, ...]]] = []
         self.layouts = [read_layout(denoiser, name) for name in self.names]
         self.groups = _group(self.layouts)
         self.parts = [Part(self.layouts[group[0]].streams, family(denoiser)) for group in self.groups]
 
     def attach(self) -> None:
         """Swap the class of every list, so that its iteration asks this tap."""
-        self.classes = [type(blocks) for blocks in self.lists]
-        for group, part in zip(self.groups, self.parts, strict=True):
-            first, last = group[0], group[-1]
-            for i in group:
-                blocks, layout = list(self.lists[i]), self.layouts[i]
-                places = [(i == first and k == 0, i == last and k == len(blocks) - 1) for k in range(len(blocks))]
-                placed = [*zip(blocks, places, strict=True)]
-                self.lists[i].__dict__.update(
-                    _tap=self,
-                    _watched=[Watched(block, part, *place) for block, place in placed],
-                    _ends=[End(block, part, *place) if any(place) else block for block, place in placed],
-                    _stand_ins=[StandIn(block, part, layout, *place) for block, place in placed],
-                )
-                self.lists[i].__class__ = _tapped(self.classes[i])
+        for i, blocks in enumerate(self.lists):
+            self._plain.append((type(blocks), ()))
+            self._prepare(i)
+            blocks.__class__ = _tapped(type(blocks))
+
+    def refresh(self) -> None:
+        """Prepare the lists again in which a block has been replaced."""
+        for i, blocks in enumerate(self.lists):
+            if tuple(blocks._modules.values()) != self._plain[i][1]:
+                self._prepare(i)
+
+    def _prepare(self, i: int) -> None:
+        """Lay out what the iteration of list ``i`` yields: watched blocks, watched ends only, or stand-ins."""
+        blocks = tuple(self.lists[i]._modules.values())
+        group, part = next((g, p) for g, p in zip(self.groups, self.parts, strict=True) if i in g)
+        ends = [(i == group[0] and k == 0, i == group[-1] and k == len(blocks) - 1) for k in range(len(blocks))]
+        placed = [*zip(blocks, ends, strict=True)]
+        self._plain[i] = (self._plain[i][0], blocks)
+        self.lists[i].__dict__.update(
+            _tap=self,
+            _watched=[Watched(block, part, *end) for block, end in placed],
+            _ends=[End(block, part, *end) if any(end) else block for block, end in placed],
+            _stand_ins=[StandIn(block, part, self.layouts[i], *end) for block, end in placed],
+        )
 
     def detach(self) -> None:
         """Give every list its own class back."""
-        for blocks, cls in zip(self.lists, self.classes, strict=False):
+        for blocks, (cls, _) in zip(self.lists, self._plain, strict=False):
             for name in ("_tap", "_watched", "_ends", "_stand_ins"):
                 blocks.__dict__.pop(name, None)
             blocks.__class__ = cls
+        self._plain = []
 
     def release(self) -> None:
         """Drop every tensor."""
@@ -225,11 +236,15 @@ class Tap:
         return whole
 
     def load(self, history: Sequence[Residual], weights: Sequence[float] | None) -> None:
-        """Hand the residuals (oldest first) that the next pass adds to the parts."""
+        """Hand the residuals (oldest first) that the next pass adds to the parts.
+
+        Weights travel as tensors: torch.compile would build floats into the graph and make a new one at every step.
+        """
         streams = tuple(zip(*history, strict=True))
+        as_tensors = None if weights is None else torch.tensor(weights).unbind()
         for part in self.parts:
             count = len(part.streams)
-            part.history, streams, part.weights = streams[:count], streams[count:], weights
+            part.history, streams, part.weights = streams[:count], streams[count:], as_tensors
 
 
 class TappedList(nn.ModuleList):

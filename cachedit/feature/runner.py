@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections import deque
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
+from cachedit.feature.arguments import call_signature, find_time
 from cachedit.feature.blocks import Tap
 from cachedit.feature.clock import Clock
 from cachedit.feature.history import History
@@ -23,7 +23,6 @@ from cachedit.profile import Profile
 from cachedit.run import Step
 from cachedit.strategy import Context
 
-TIME_ARGUMENTS = ("timestep", "timesteps", "t", "timestep_ratio")
 ATTRIBUTE = "_cachedit"
 ACCELERATOR_LAG = 2
 
@@ -50,7 +49,7 @@ class Runner:
 
     def __init__(self, denoiser: nn.Module, expert: str, session: Session) -> None:
         self.expert, self.session = expert, session
-        self.inner: Any = getattr(denoiser, "_orig_mod", denoiser)  # torch.compile wraps the module
+        self.inner: Any = denoiser
         options = session.options
         self.tap = Tap(self.inner, options.blocks)
         self.history = History(session.strategy.history, options.cache_device, options.cache_dtype)
@@ -94,18 +93,9 @@ class Runner:
 
     # -- one call -------------------------------------------------------------------------------------------------
 
-    def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Decide whether this call is computed or reused. Under torch.compile this is the one graph break."""
-        if torch.compiler.is_dynamo_compiling():
-            self._begin_untraced(denoiser, args, kwargs)
-        else:
-            self._begin(denoiser, args, kwargs)
-
     @torch.compiler.disable
-    def _begin_untraced(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._begin(denoiser, args, kwargs)
-
-    def _begin(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Decide whether this call is computed or reused; never traced."""
         session, tap = self.session, self.tap
         session.enter()
         if tap.active:  # the last call was broken off in a way that no hook is told of (Ctrl-C)
@@ -114,8 +104,9 @@ class Runner:
             if not denoiser.training:
                 session.warn("grad", "bypassed, because grad is enabled: run the model under torch.no_grad().")
             return
-        if self._pending is not None:
-            self._commit(self._pending)
+        if self._pending is not None:  # the last call was traced, and a CUDA graph will write over what it returned
+            self._commit(self._pending, copy=True)
+        tap.refresh()
         self._locate(args, kwargs)
         compute, reason = session.decide(self)
         clock, run = session.clock, session.run
@@ -222,7 +213,7 @@ class Runner:
 
     # -- what was computed ----------------------------------------------------------------------------------------
 
-    def _commit(self, step: Step) -> None:
+    def _commit(self, step: Step, copy: bool = False) -> None:
         """Move the residual of the last computed pass into the history, unless it is not finite."""
         self._pending = None
         residual = self.tap.captured()
@@ -235,6 +226,8 @@ class Runner:
             self.computed.append(step.index)
         if self.session.observer is not None:
             self.session.observer(step, residual)
+        if copy:
+            residual = tuple([r.clone() for r in residual])
         on_cpu = residual[0].device.type == "cpu"
         self._unchecked.append((step, [r.sum(dtype=torch.float32) for r in residual]))
         self._why_missing.pop(step.branch, None)
@@ -270,42 +263,3 @@ class Runner:
         self._started = 0.0
         self._signatures, self._closed_calls, self._why_missing = {}, set(), {}
         self._unchecked = deque()
-
-
-def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
-    """Name and position of the timestep argument.
-
-    Raises:
-        UnsupportedModelError: the forward has no such argument.
-    """
-    signature = inspect.signature(type(denoiser).forward)
-    parameters = [p for p in list(signature.parameters.values())[1:] if p.kind is not p.VAR_KEYWORD]
-    names = [p.name for p in parameters]
-    for candidate in TIME_ARGUMENTS if name is None else (name,):
-        if candidate in names:
-            return candidate, names.index(candidate)
-    if name is not None and len(parameters) < len(signature.parameters) - 1:
-        return name, None
-    raise UnsupportedModelError(
-        f"{type(denoiser).__name__}.forward has no timestep argument ({name or ' / '.join(TIME_ARGUMENTS)}); it has "
-        f"{', '.join(names)}. Name it: cachedit.wrap(..., timestep_arg=NAME)."
-    )
-
-
-def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
-    """Which inputs a call has and how they are shaped; timesteps and values do not count."""
-    return tuple(
-        [
-            (key, value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (key, _shape(value))
-            for key, value in [*enumerate(args), *kwargs.items()]
-            if value is not None and key != time_name
-        ]
-    )
-
-
-def _shape(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype, value.device
-    if isinstance(value, dict):
-        return tuple([(key, _shape(item)) for key, item in value.items()])
-    return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else None
