@@ -49,6 +49,7 @@ class Clock:
         self._scheduler_timesteps: Any = None
         self._by_value = False
         self._form: Callable[[float], float] | None = None
+        self._slack = 0.0
         self._found: tuple[int, float | None] = (0, None)
 
     def locate(self, time: Any, label: str | None, condition: Any, scheduler: Any) -> bool:
@@ -85,9 +86,9 @@ class Clock:
         """Move to the step that ``find`` has found; the arguments are those of ``locate``."""
         step, value = max(self._found[0], 0), self._found[1]
         if starts and self.step >= 0:
-            kept = self.schedule, self._scheduler_timesteps, self._form
+            kept = self.schedule, self._scheduler_timesteps, self._form, self._slack
             self.reset()
-            self.schedule, self._scheduler_timesteps, self._form = kept
+            self.schedule, self._scheduler_timesteps, self._form, self._slack = kept
         if step != self.step:
             self.known, self._called = self._called, []
         self.step, self._value = step, value
@@ -144,18 +145,19 @@ class Clock:
         Models are called with the scheduler's timestep, a thousandth of it, or either of these upside down; the first
         call of a run tells which.
         """
-        timesteps = self.schedule.timesteps or ()
+        timesteps, step = self.schedule.timesteps or (), self.step
         if self._form is None:
-            self._form = _form(value, timesteps, self._ascending)
+            self._form, self._slack = _form(value, timesteps, self._ascending), _tolerance(timesteps)
         if self._form is None:
             return None
         value = self._form(value)
-        ahead = timesteps[self.step : self.step + 2]
-        if ahead[1:] == (value,) != ahead[:1]:
-            return self.step + 1
+        if step >= 0 and abs(timesteps[step] - value) < self._slack:
+            return step
+        if step + 1 < len(timesteps) and abs(timesteps[step + 1] - value) < self._slack:
+            return step + 1
         distances = [abs(t - value) for t in timesteps]
         closest = min(distances)
-        if closest > _tolerance(timesteps):
+        if closest > self._slack:
             return None
         equal = [i for i, distance in enumerate(distances) if distance == closest]
         return next((i for i in equal if i >= self.step), equal[0])
@@ -219,12 +221,16 @@ def _free(label: str, taken: Sequence[str]) -> str:
 
 def _number(time: Any) -> float:
     """Timestep argument as a number; the largest of a tensor (frames that are clean already have smaller ones)."""
-    return float(time.max()) if isinstance(time, torch.Tensor) else float(time)
+    if isinstance(time, torch.Tensor):
+        return float(time.item() if time.numel() == 1 else time.max())
+    return float(time)
 
 
 def _mean(time: Any) -> float:
     """Timestep argument as a number that moves with every step, even if the frames of a video move in turn."""
-    return float(time.double().mean()) if isinstance(time, torch.Tensor) else float(time)
+    if isinstance(time, torch.Tensor):
+        return float(time.item() if time.numel() == 1 else time.double().mean())
+    return float(time)
 
 
 def _announced(timesteps: Sequence[float] | None, num_steps: int | None, ascending: bool) -> Schedule:

@@ -120,7 +120,8 @@ class Runner:
             tap.watch_all = self._signatures[clock.branch] not in self._closed_calls
             self._pending = step
         else:
-            tap.load(self.history.of(clock.branch), session.strategy.weights(self._context_of_branch()))
+            context = session.context if self.history.depth == 1 else self._context_of_branch()
+            tap.load(self.history.of(clock.branch), session.strategy.weights(context))
         self._step, self._started = step, time.perf_counter()
         tap.active = True
 
