@@ -93,6 +93,9 @@ def _add_calibrate(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("-o", "--output", required=True, metavar="FILE", help="the profile to write")
     parser.add_argument("--name", help="to ask for the profile by (default: the sample's name, else none)")
     parser.add_argument("--strategy", default="magcache", metavar="NAME", help="default: %(default)s")
+    parser.add_argument(
+        "--option", action="append", default=[], metavar="KEY=VALUE", help="recommended option to store; repeatable"
+    )
     parser.add_argument("--steps", type=_positive, default=50, help="inference steps (default: %(default)s)")
     _add_inputs(parser)
 
@@ -156,12 +159,15 @@ def _strategies(arguments: argparse.Namespace) -> int:
 
 def _calibrate(arguments: argparse.Namespace) -> int:
     from cachedit.calibration import calibrate
-    from cachedit.evaluate.demo import call_options
+    from cachedit import strategies  # noqa: F401  (fills the registry)
+    from cachedit.evaluate.demo import call_options, parse_options
     from cachedit.evaluate.loading import load_pipeline, load_prompts
     from cachedit.evaluate.progress import progress_bar
     from cachedit.evaluate.writing import check_target
     from cachedit.samples import sample_path
+    from cachedit.strategy import Strategy
 
+    strategy = Strategy.find(arguments.strategy, parse_options(arguments.option))
     check_target(arguments.output, "-o")
     _set_threads(arguments.threads)
     prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts)
@@ -170,7 +176,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     with progress_bar() as progress:
         profile = calibrate(
             pipe,
-            arguments.strategy,
+            strategy,
             prompts=prompts,
             num_inference_steps=arguments.steps,
             seed=arguments.seed,
