@@ -158,8 +158,8 @@ def _strategies(arguments: argparse.Namespace) -> int:
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:
-    from cachedit.calibration import calibrate
     from cachedit import strategies  # noqa: F401  (fills the registry)
+    from cachedit.calibration import calibrate
     from cachedit.evaluate.demo import call_options, parse_options
     from cachedit.evaluate.loading import load_pipeline, load_prompts
     from cachedit.evaluate.progress import progress_bar

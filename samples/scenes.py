@@ -132,6 +132,16 @@ def held_out(scene: Scene) -> bool:
     return sum(weight * digit for weight, digit in zip((1, 2, 3, 5, 7), digits, strict=True)) % 11 == 0
 
 
+def training_scenes() -> list[Scene]:
+    """All scenes that are not held out."""
+    return [scene for scene in all_scenes() if not held_out(scene)]
+
+
+def sample_scenes(scenes: Sequence[Scene], count: int, generator: torch.Generator) -> list[Scene]:
+    """Draws scenes uniformly, with replacement."""
+    return [scenes[index] for index in torch.randint(len(scenes), (count,), generator=generator).tolist()]
+
+
 def render(scenes: Sequence[Scene], generator: torch.Generator | None = None) -> torch.Tensor:
     """Draws scenes, with a little jitter in position, size and angle when a generator is given.
 

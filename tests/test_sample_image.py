@@ -5,10 +5,24 @@ import itertools
 
 import pytest
 import torch
-from cachedit.samples import prompts, sample_path, train_image
-from cachedit.samples.judge import ASPECTS, accuracy, describe, judge
-from cachedit.samples.scenes import BACKGROUNDS, PLACES, SHAPES, SIZES, Scene, all_scenes, held_out, render
 from diffusers import DiffusionPipeline
+
+from cachedit.samples import prompts, sample_path, train_image
+from cachedit.samples.image_model import build_autoencoder, build_denoiser, build_tokenizer
+from cachedit.samples.judge import ASPECTS, accuracy, describe, judge
+from cachedit.samples.scenes import (
+    BACKGROUNDS,
+    PLACES,
+    SHAPES,
+    Scene,
+    all_scenes,
+    held_out,
+    render,
+    sample_scenes,
+    training_scenes,
+)
+from cachedit.samples.train_autoencoder import normalise_latents
+from cachedit.samples.train_denoiser import DenseAttention, loosen
 
 EXAMPLE = Scene("star", "red", "dark blue", "at the top left", "large")
 
@@ -30,7 +44,7 @@ def pipe():
 
 def some_scenes(count: int, held: bool, seed: int = 0) -> list[Scene]:
     generator = torch.Generator().manual_seed(seed)
-    return train_image.sample_scenes([s for s in all_scenes() if held_out(s) == held], count, generator)
+    return sample_scenes([s for s in all_scenes() if held_out(s) == held], count, generator)
 
 
 class TestScenes:
@@ -40,7 +54,7 @@ class TestScenes:
         assert Scene.parse("A large  red star on a dark blue background at the top left.") == EXAMPLE
 
     @pytest.mark.parametrize(
-        "prompt, message",
+        ("prompt", "message"),
         [
             ("", "the form is"),
             ("a red star", "the form is"),
@@ -61,12 +75,13 @@ class TestScenes:
         def pairs(some):
             return {pair for scene in some for pair in itertools.combinations(dataclasses.astuple(scene), 2)}
 
-        assert pairs(scenes) == pairs(train_image.training_scenes())
+        assert pairs(scenes) == pairs(training_scenes())
 
     def test_render_is_seeded_and_in_range(self):
         images = render([EXAMPLE, EXAMPLE], torch.Generator().manual_seed(1))
         assert images.shape == (2, 3, 64, 64)
-        assert images.min() >= -1 and images.max() <= 1
+        assert images.min() >= -1
+        assert images.max() <= 1
         assert not torch.equal(images[0], images[1])  # jitter
         assert torch.equal(images, render([EXAMPLE, EXAMPLE], torch.Generator().manual_seed(1)))
         still = render([EXAMPLE, EXAMPLE])
@@ -77,7 +92,8 @@ class TestScenes:
         images = render(scenes, torch.Generator().manual_seed(2))
         black = torch.tensor(BACKGROUNDS["black"])[:, None] * 2 - 1
         for edge in (images[:, :, 0], images[:, :, -1], images[:, :, :, 0], images[:, :, :, -1]):
-            assert (edge - black).abs().max() < 0.5
+            touched = ((edge - black).abs().amax(1) > 0.5).sum(1)  # pixels per picture
+            assert touched.max() <= 1  # the tip of a triangle or star, at the most
 
 
 class TestJudge:
@@ -87,7 +103,7 @@ class TestJudge:
         assert all(share >= 0.99 for share in shares.values()), shares
 
     @pytest.mark.parametrize(
-        "aspect, other",
+        ("aspect", "other"),
         [
             ("shape", "heart"),
             ("colour", "orange"),
@@ -127,7 +143,8 @@ class TestShippedFiles:
     def test_folder_is_small(self):
         files = [file for file in sample_path("image").rglob("*") if file.is_file()]
         assert sum(file.stat().st_size for file in files) <= 12e6
-        assert (sample_path("image") / "contact_sheet.png").stat().st_size <= 150_000
+        sheet = [file for file in files if file.name == "contact_sheet.png"]  # not in the wheel
+        assert all(file.stat().st_size <= 150_000 for file in sheet)
 
 
 class TestModel:
@@ -137,12 +154,13 @@ class TestModel:
         assert len(pipe.transformer.transformer_blocks) == 8
 
     def test_tokenizer_fits_every_prompt_into_sixteen_tokens(self, pipe):
-        built = train_image.build_tokenizer()
+        built = build_tokenizer()
         texts = ["", *(scene.prompt for scene in all_scenes())]
         tokens = pipe.tokenizer(texts, padding="longest").input_ids
         assert tokens == built(texts, padding="longest").input_ids
         assert len(tokens[0]) <= 16
-        assert tokens[0][-1] == pipe.tokenizer.bos_token_id and set(tokens[0][:-1]) == {pipe.tokenizer.pad_token_id}
+        assert tokens[0][-1] == pipe.tokenizer.bos_token_id
+        assert set(tokens[0][:-1]) == {pipe.tokenizer.pad_token_id}
         assert all(pipe.tokenizer.unk_token_id not in row for row in tokens)
 
     def test_tokenizer_takes_any_text(self, pipe):
@@ -152,7 +170,8 @@ class TestModel:
 
     def test_default_call_draws_the_prompt(self, pipe):
         image = pipe(EXAMPLE.prompt, num_inference_steps=28, generator=torch.Generator().manual_seed(0)).images[0]
-        assert image.size == (64, 64) and image.mode == "RGB"
+        assert image.size == (64, 64)
+        assert image.mode == "RGB"
         pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).reshape(64, 64, 3)
         assert all(judge(pixels.permute(2, 0, 1) / 127.5 - 1, EXAMPLE).values())
 
@@ -160,32 +179,29 @@ class TestModel:
     def test_draws_what_prompts_say(self, pipe, held):
         scenes = some_scenes(24, held)
         shares = accuracy(train_image.draw(pipe, [scene.prompt for scene in scenes]), scenes)
-        assert shares["colour"] >= 0.9 and shares["background"] >= 0.9, shares
-        assert shares["shape"] >= 0.8 and shares["place"] >= 0.8 and shares["size"] >= 0.8, shares
+        least = {"shape": 0.8, "colour": 0.95, "background": 0.95, "place": 0.95, "size": 0.95, "all": 0.8}
+        assert all(shares[name] >= share for name, share in least.items()), shares
 
 
 class TestTraining:
-    def test_one_step_of_each_stage(self, tmp_path):
+    def test_a_few_steps_of_each_stage(self, tmp_path, capsys):
         def stage(name: str, *arguments: str) -> None:
             train_image.main([name, "--folder", str(tmp_path), "--output", str(tmp_path / "image"), *arguments])
 
         with pytest.raises(FileNotFoundError, match="run the stage first.* autoencoder"):
             stage("denoiser", "--steps", "1")
         stage("autoencoder", "--steps", "1", "--batch", "2")
-        stage("denoiser", "--steps", "1", "--batch", "2", "--pool", "8")
+        stage("autoencoder", "--steps", "2", "--batch", "2")
+        assert "at step 1" in capsys.readouterr().out  # resumed
+        assert torch.load(tmp_path / "autoencoder.pt", weights_only=True)["summary"]["steps"] == 2
+        stage("denoiser", "--steps", "3", "--batch", "2", "--pool", "8")  # the last with softened prompts
         stage("export")
         pipe = train_image.load_pipeline(tmp_path / "image")
         assert train_image.draw(pipe, [EXAMPLE.prompt], num_inference_steps=2).shape == (1, 3, 64, 64)
 
-    def test_resumes_where_it_stopped(self, tmp_path, capsys):
-        train_image.main(["autoencoder", "--folder", str(tmp_path), "--steps", "1", "--batch", "2"])
-        train_image.main(["autoencoder", "--folder", str(tmp_path), "--steps", "2", "--batch", "2"])
-        assert "at step 1" in capsys.readouterr().out
-        assert torch.load(tmp_path / "autoencoder.pt", weights_only=True)["summary"]["steps"] == 2
-
     def test_dense_attention_equals_the_stock_one(self):
         torch.manual_seed(0)
-        model = train_image.build_denoiser()
+        model = build_denoiser()
         for parameter in model.parameters():
             torch.nn.init.normal_(parameter, std=0.1)
         size = torch.full((2, 2), 64.0)
@@ -193,16 +209,16 @@ class TestTraining:
         with torch.no_grad():
             expected = model(*inputs).sample
             for block in model.transformer_blocks:
-                block.attn1.processor = train_image.DenseAttention()
+                block.attn1.processor = DenseAttention()
             torch.testing.assert_close(model(*inputs).sample, expected, rtol=1e-4, atol=1e-4)
 
     def test_latents_are_normalised_without_changing_pictures(self):
         torch.manual_seed(0)
-        model = train_image.build_autoencoder()
+        model = build_autoencoder()
         images = render(some_scenes(8, held=False), torch.Generator().manual_seed(0))
         with torch.no_grad():
             before = model.decode(model.encode(images).latent_dist.mode()).sample
-            train_image.normalise_latents(model, images)
+            normalise_latents(model, images)
             latents = model.encode(images).latent_dist.mode()
             torch.testing.assert_close(model.decode(latents).sample, before, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(latents.mean((0, 2, 3)), torch.zeros(4), rtol=0, atol=1e-3)
@@ -210,8 +226,7 @@ class TestTraining:
 
     def test_loosened_prompts(self):
         generator = torch.Generator().manual_seed(0)
-        found = [train_image.loosen(EXAMPLE, generator) for _ in range(2000)]
+        found = [loosen(EXAMPLE, generator) for _ in range(2000)]
         assert 0.07 < found.count("") / 2000 < 0.13
         assert found.count(EXAMPLE.prompt) / 2000 > 0.8
         assert "a red star" in found
-        assert set(SIZES) == {"small", "large"}

@@ -34,19 +34,21 @@ def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
 
 
 def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
-    """Which inputs a call has and how they are shaped; timesteps and values do not count."""
-    return tuple(
-        [
-            (key, value.shape, value.dtype, value.device) if isinstance(value, torch.Tensor) else (key, _shape(value))
-            for key, value in [*enumerate(args), *kwargs.items()]
-            if value is not None and key != time_name
-        ]
-    )
+    """Which inputs a call has and how they are shaped, the main one first; timesteps and values do not count."""
+    entries: list[tuple[Any, ...]] = [
+        (key, value.shape if isinstance(value, torch.Tensor) else _shape(value))
+        for key, value in [*enumerate(args), *kwargs.items()]
+        if value is not None and key != time_name
+    ]
+    main = args[0] if args else kwargs.get(entries[0][0]) if entries else None
+    if isinstance(main, torch.Tensor):
+        entries[0] += (main.dtype, main.device)
+    return tuple(entries)
 
 
 def _shape(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
-        return value.shape, value.dtype, value.device
+        return value.shape
     if isinstance(value, dict):
         return tuple([(key, _shape(item)) for key, item in value.items()])
     return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else None

@@ -79,6 +79,13 @@ class Part:
         """What leaves the part on a reused pass: ``x`` (or what entered, if sealed) plus the forecast of stream k."""
         return forecast(self.first[k] if self.sealed else x, self.history[k], self.weights)
 
+    def add_to_all(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The same for what a block returns as a tuple."""
+        out = list(returned)
+        for k, stream in enumerate(self.streams):
+            out[stream.index] = self.add(out[stream.index], k)  # type: ignore[index]
+        return tuple(out)
+
     def release(self) -> None:
         """Drop every tensor."""
         count = len(self.streams)
@@ -128,9 +135,9 @@ class StandIn:
     """
 
     def __init__(self, block: nn.Module, part: Part, layout: Layout, head: bool, tail: bool) -> None:
-        self.block, self.part, self.tail = block, part, tail
-        self.main, self.returns = layout.streams[0], layout.returns
-        self.keeps_entry = head and part.sealed
+        self.block, self.part, self.returns = block, part, layout.returns
+        self.name, self.position = layout.streams[0].name, layout.streams[0].position
+        self.keeps_entry, self.adds = head and part.sealed, tail
 
     def __getattr__(self, name: str) -> Any:
         if "block" not in self.__dict__:  # while a copy is being made
@@ -141,23 +148,13 @@ class StandIn:
         """Return what the block would, in form."""
         if self.keeps_entry:
             self.part.enter(args, kwargs, True)
-        if self.tail:
-            return self._last(args, kwargs)
         if self.returns is None:
-            return kwargs[self.main.name] if self.main.name in kwargs else args[self.main.position]
+            x = kwargs[self.name] if self.name in kwargs else args[self.position]
+            return self.part.add(x, 0) if self.adds else x
         out: tuple[Any, ...] = ()
         for name, place in self.returns:
             out += (kwargs[name] if name in kwargs else args[place],)
-        return out
-
-    def _last(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.returns is None:
-            x = kwargs[self.main.name] if self.main.name in kwargs else args[self.main.position]
-            return self.part.add(x, 0)
-        streams = [kwargs[name] if name in kwargs else args[place] for name, place in self.returns]
-        for k, stream in enumerate(self.part.streams):
-            streams[stream.index] = self.part.add(streams[stream.index], k)  # type: ignore[index]
-        return tuple(streams)
+        return self.part.add_to_all(out) if self.adds else out
 
 
 class Tap:

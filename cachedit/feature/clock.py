@@ -67,17 +67,19 @@ class Clock:
 
     def find(self, time: Any, scheduler: Any) -> bool:
         """Find the step of a call without moving to it. Returns True if it starts a new run."""
-        by_hand = scheduler is None and self._announced.timesteps is None
-        on_device = isinstance(time, torch.Tensor) and time.device.type != "cpu"
-        value = _mean(time) if by_hand else None if on_device else _number(time)
-        if scheduler is not None and scheduler.timesteps is not self._scheduler_timesteps:
-            self.reset()
-            self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+        value: float | None
         if scheduler is not None:
+            if scheduler.timesteps is not self._scheduler_timesteps:
+                self.reset()
+                self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+            on_device = isinstance(time, torch.Tensor) and not time.is_cpu
+            value = None if on_device else _number(time)  # reading it would make the host wait for the device
             step = self._scheduled_step(time, value, scheduler)
-        elif self.schedule.timesteps is not None:
-            step = self._announced_step(_number(time) if value is None else value)
+        elif self._announced.timesteps is not None:
+            value = _number(time)
+            step = self._announced_step(value)
         else:
+            value = _mean(time)
             step = self._step_by_hand(value)
         self._found = step, value
         return step < self.step or self.step < 0
@@ -106,9 +108,9 @@ class Clock:
         if self._called:
             self._called.pop()
 
-    def _step_by_hand(self, value: float | None) -> int:
+    def _step_by_hand(self, value: float) -> int:
         """Nothing is known but that noise falls along a run; -1 for the first step of the next one."""
-        if self._value is None or value is None or value == self._value:
+        if self._value is None or value == self._value:
             return max(self.step, 0)
         return self.step + 1 if (value > self._value) is self._ascending else -1
 

@@ -40,6 +40,7 @@ class Runner:
 
     computed: list[int]
     first_step: int
+    _context: Context | None
     _pending: Step | None
     _step: Step | None
     _signatures: dict[str, tuple[Any, ...]]
@@ -106,7 +107,6 @@ class Runner:
             return
         if self._pending is not None:  # the last call was traced, and a CUDA graph will write over what it returned
             self._commit(self._pending, copy=True)
-        tap.refresh()
         self._locate(args, kwargs)
         compute, reason = session.decide(self)
         clock, run = session.clock, session.run
@@ -192,20 +192,21 @@ class Runner:
         )
 
     def context(self, clock: Clock, profile: Profile | None) -> Context:
-        """What the strategy may look at."""
-        start, steps = self.session.expert_span(self)
-        return Context(
-            clock.step,
-            clock.timestep,
-            clock.sigma,
-            clock.schedule,
-            self.computed,
-            profile,
-            clock.branch,
-            self.expert,
-            start,
-            steps,
-        )
+        """What the strategy may look at: one object per run, moved along."""
+        context = self._context
+        if context is None:
+            start, steps = self.session.expert_span(self)
+            context = self._context = Context(
+                schedule=clock.schedule,
+                computed_steps=self.computed,
+                profile=profile,
+                expert=self.expert,
+                expert_start=start,
+                expert_steps=steps,
+            )
+        context.step, context.timestep, context.sigma = clock.step, clock.timestep, clock.sigma
+        context.branch = clock.branch
+        return context
 
     def _context_of_branch(self) -> Context:
         """What the strategy saw when it decided, with the steps of the residuals that its weights go with."""
@@ -264,3 +265,4 @@ class Runner:
         self._started = 0.0
         self._signatures, self._closed_calls, self._why_missing = {}, set(), {}
         self._unchecked = deque()
+        self._context = None

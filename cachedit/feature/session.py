@@ -162,6 +162,8 @@ class Session:
     def start(self) -> None:
         """Begin the record of a new run."""
         self._end()
+        for runner in self.runners:
+            runner.tap.refresh()
         self._owner = threading.get_ident()
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         if self.strategy.needs_schedule and self.clock.schedule.num_steps is None:
