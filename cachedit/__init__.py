@@ -42,12 +42,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Strategy classes (``cachedit.MagCache``) and the ``strategies`` package load on first use."""
+    """Sub-packages and strategy classes (``cachedit.MagCache``) load on first use."""
     import importlib
 
+    if name in ("calibration", "kernels", "samples", "strategies"):
+        return importlib.import_module(f"cachedit.{name}")
     package: Any = importlib.import_module("cachedit.strategies")
-    if name == "strategies":
-        return package
     for cls in package().values():
         if cls.__name__ == name:
             return cls

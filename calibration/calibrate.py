@@ -16,7 +16,8 @@ from cachedit.calibration.collect import Collector, collect
 from cachedit.errors import ProfileError
 from cachedit.feature.attachment import find, find_denoisers
 from cachedit.feature.families import find_stack
-from cachedit.profile import Profile, fingerprint
+from cachedit.profile import Profile
+from cachedit.shipped import fingerprint
 from cachedit.strategy import FeatureStrategy, Strategy
 
 Progress = Callable[[int, int, str], None]

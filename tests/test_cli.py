@@ -194,7 +194,7 @@ class TestRefusals:
 
     def test_no_profile_fits(self, model, here, capsys):
         message = refusal(capsys, "demo", "--model", model)
-        assert "a profile is needed for CogView4Transformer2DModel" in message
+        assert "needs a profile for CogView4Transformer2DModel" in message
         assert "cachedit calibrate" in message
 
     def test_damaged_profile(self, model, here, capsys):

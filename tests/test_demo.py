@@ -153,7 +153,7 @@ class TestCompare:
     def test_errors_come_before_the_first_run(self, pipe):
         calls = []
         for configuration in (Configuration("nosuch"), Configuration("magcache")):
-            with pytest.raises(ValueError, match="no strategy is called|a profile is needed"):
+            with pytest.raises(ValueError, match="no strategy is called|needs a profile"):
                 compare(pipe, [configuration], PROMPTS, 2, progress=lambda *call: calls.append(call))
         assert calls == []
 

@@ -9,7 +9,7 @@ import pytest
 
 import cachedit
 from cachedit import Context, MagCache, Profile, Schedule, Strategy
-from cachedit.profile import shipped
+from cachedit.shipped import shipped
 
 
 def computed_steps(strategy: MagCache, profile: Profile, steps: int, **position: Any) -> list[int]:

@@ -106,7 +106,7 @@ def test_the_installed_package_works_outside_the_repository(installed: Path, tmp
     printed = python(
         """
         import cachedit, cachedit.calibration, cachedit.kernels, cachedit.samples, cachedit.strategies
-        from cachedit.profile import shipped
+        from cachedit.shipped import shipped
         print(cachedit.__file__)
         print(len(cachedit.__path__), sorted(cachedit.strategies()), "flux-dev" in shipped())
         """,

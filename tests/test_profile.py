@@ -19,7 +19,7 @@ from torch import nn
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
 from cachedit.feature.families import find_stack
-from cachedit.profile import fingerprint, resolve, shipped
+from cachedit.shipped import fingerprint, resolve, shipped
 
 WHOLE: dict[str, Any] = {
     "schema": 1,

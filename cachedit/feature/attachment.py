@@ -15,8 +15,9 @@ from cachedit.feature.families import family, find_stack
 from cachedit.feature.options import Options
 from cachedit.feature.runner import ATTRIBUTE, Runner
 from cachedit.feature.session import Observer, Pipeline, Session
-from cachedit.profile import Profile, fingerprint, resolve
+from cachedit.profile import Profile
 from cachedit.run import Run
+from cachedit.shipped import fingerprint, resolve
 from cachedit.strategy import FeatureStrategy
 
 DENOISERS = ("transformer", "transformer_2", "unet", "prior")
@@ -39,7 +40,7 @@ def prepare(
         stack = find_stack(inner[0], options.blocks)
         prints = fingerprint(inner[0], stack, len(inner))
         name = getattr(getattr(target, "config", None), "_name_or_path", "") or ""
-        chosen = resolve(profile, prints, str(name))
+        chosen = resolve(profile, prints, str(name), type(strategy).__name__)
         chosen.check_arrays(strategy.profile_arrays, type(strategy).__name__)
     elif profile is not None:
         raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
