@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def canonical(name: str) -> str:
-    """Spelling without case, ``-`` and ``_``: "MagCache", "mag-cache" and "mag_cache" are one name."""
+    """Spelling without case, ``-`` and ``_``: "PlainCache", "plain-cache" and "plain_cache" are one name."""
     return re.sub(r"[-_\s]", "", name).lower()
 
 
@@ -79,7 +79,7 @@ class Strategy:
     paper: ClassVar[str] = ""
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        """Enter the class into the registry under its name in snake case (``MagCache`` -> ``mag_cache``)."""
+        """Enter the class into the registry under its name in snake case."""
         super().__init_subclass__(**kwargs)
         if abstract:
             return
