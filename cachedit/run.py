@@ -11,7 +11,7 @@ from typing import Any
 COMPUTED, REUSED = "■", "□"
 
 
-@dataclass
+@dataclass(slots=True)
 class Step:
     """One call of a denoiser.
 

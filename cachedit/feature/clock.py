@@ -72,9 +72,7 @@ class Clock:
             if scheduler.timesteps is not self._scheduler_timesteps:
                 self.reset()
                 self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
-            on_device = isinstance(time, torch.Tensor) and not time.is_cpu
-            value = None if on_device else _number(time)  # reading it would make the host wait for the device
-            step = self._scheduled_step(time, value, scheduler)
+            step, value = self._scheduled_step(time, scheduler)
         elif self._announced.timesteps is not None:
             value = _number(time)
             step = self._announced_step(value)
@@ -125,21 +123,24 @@ class Clock:
             )
         return found
 
-    def _scheduled_step(self, time: Any, value: float | None, scheduler: Any) -> int:
+    def _scheduled_step(self, time: Any, scheduler: Any) -> tuple[int, float | None]:
+        """Step by the scheduler's own index, and the timestep argument where it had to be read."""
         index = getattr(scheduler, "step_index", None)
         if index is not None and not self._by_value:
-            moved_alone = index == self.step and value is not None and self._value not in (None, value)
-            if not moved_alone:
-                return int(index)
+            if index != self.step or isinstance(time, torch.Tensor) and not time.is_cpu:
+                return int(index), None  # reading the argument would make the host wait for the device
+            value = _number(time)
+            if (self._look_up(value) or 0) <= index:
+                return int(index), value
             self._by_value = True  # the pipeline steps copies of its scheduler, so the timestep itself must tell
         if index is None and self.step < 0 and getattr(scheduler, "begin_index", None) is not None:
-            return int(scheduler.begin_index)
-        number = _number(time) if value is None else value
-        found = self._look_up(number)
+            return int(scheduler.begin_index), None
+        value = _number(time)
+        found = self._look_up(value)
         if found is not None:
-            return found
+            return found, value
         # The model is told the time in units of its own, so all that can be seen is whether it moved.
-        return max(self.step, 0) if self._value in (None, number) else self.step + 1
+        return (max(self.step, 0) if self._value in (None, value) else self.step + 1), value
 
     def _look_up(self, value: float) -> int | None:
         """Index of the step with this timestep; of equal ones, the first that has not passed. None if there is none.
@@ -148,11 +149,16 @@ class Clock:
         call of a run tells which.
         """
         timesteps, step = self.schedule.timesteps or (), self.step
-        if self._form is None:
-            self._form, self._slack = _form(value, timesteps, self._ascending), _tolerance(timesteps)
-        if self._form is None:
-            return None
-        value = self._form(value)
+        form = self._form
+        if form is None:
+            self._slack = _tolerance(timesteps)
+            forms = _forms(value, timesteps, self._ascending, self._slack)
+            if not forms:
+                return None
+            form = forms[0]
+            if len(forms) == 1:  # at the very ends of a schedule two forms may agree; a later call tells
+                self._form = form
+        value = form(value)
         if step >= 0 and abs(timesteps[step] - value) < self._slack:
             return step
         if step + 1 < len(timesteps) and abs(timesteps[step + 1] - value) < self._slack:
@@ -193,15 +199,15 @@ def _flipped_times_1000(value: float) -> float:
     return (1 - value) * 1000
 
 
-def _form(value: float, timesteps: Sequence[float], ascending: bool) -> Callable[[float], float] | None:
-    """How the model's timestep becomes the scheduler's: the form that brings ``value`` closest to one of them."""
+def _forms(value: float, timesteps: Sequence[float], ascending: bool, slack: float) -> list[Callable[[float], float]]:
+    """How the model's timestep may become the scheduler's: the forms that bring ``value`` closest to one of them."""
     upright, flipped = (_as_it_is, _times_1000), (_flipped, _flipped_times_1000)
     falls = len(timesteps) < 2 or timesteps[0] > timesteps[-1]
     for forms in (flipped, upright) if ascending and falls else (upright, flipped):
         distances = [min((abs(t - form(value)) for t in timesteps), default=math.inf) for form in forms]
-        if min(distances) <= _tolerance(timesteps):
-            return forms[distances.index(min(distances))]
-    return None
+        if min(distances) <= slack:
+            return [form for form, distance in zip(forms, distances, strict=True) if distance == min(distances)]
+    return []
 
 
 def _tolerance(timesteps: Sequence[float]) -> float:

@@ -38,6 +38,11 @@ class History:
         if len(self._rings) > MOST_BRANCHES:
             self.drop(next(iter(self._rings)))
 
+    def newest(self, branch: str) -> int:
+        """Step of the newest residual of a branch; -1 if it has none."""
+        ring = self._rings.get(branch)
+        return ring[-1][0] if ring else -1
+
     def steps(self, branch: str) -> list[int]:
         """Steps of the residuals of a branch, oldest first."""
         return [step for step, _ in self._rings.get(branch, ())]

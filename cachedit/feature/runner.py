@@ -168,14 +168,14 @@ class Runner:
             branch, before = session.clock.branch, None
         if self.first_step < 0:
             self.first_step = session.clock.step
-        kept = self.history.steps(branch)
+        newest = self.history.newest(branch)
         if before is not None and before != signature:
             self.history.drop(branch)
             changed = {entry[0] for entry in set(before) ^ set(signature)}
             self.branch_missing = f"input changed: {', '.join(sorted(map(str, changed)))}"
-        elif not kept:
+        elif newest < 0:
             self.branch_missing = self._why_missing.get(branch, "no residual yet")
-        elif kept[-1] < self.computed[-1] < session.clock.step:
+        elif newest < self.computed[-1] < session.clock.step:
             self.branch_missing = "its residual is older than the other branches'"
         else:
             self.branch_missing = None
