@@ -34,21 +34,31 @@ def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
 
 
 def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
-    """Which inputs a call has and how they are shaped, the main one first; timesteps and values do not count."""
-    entries: list[tuple[Any, ...]] = [
-        (key, value.shape if isinstance(value, torch.Tensor) else _shape(value))
-        for key, value in [*enumerate(args), *kwargs.items()]
-        if value is not None and key != time_name
-    ]
-    main = args[0] if args else kwargs.get(entries[0][0]) if entries else None
-    if isinstance(main, torch.Tensor):
-        entries[0] += (main.dtype, main.device)
-    return tuple(entries)
+    """What the residuals of a branch hang on: the main input, and which other inputs there are, in which shapes.
+
+    Returns:
+        Shape, dtype and device of the main input; the names of all inputs; their shapes in the same order.
+    """
+    main = args[0] if args else kwargs[next(iter(kwargs))]
+    if main is kwargs.get(time_name) and len(kwargs) > 1:
+        main = next(value for name, value in kwargs.items() if name != time_name)
+    return (
+        (main.shape, main.dtype, main.device) if isinstance(main, torch.Tensor) else _shape(main),
+        (*range(len(args)), *kwargs),
+        tuple([v.shape if isinstance(v, torch.Tensor) else _shape(v) for v in args + tuple(kwargs.values())]),
+    )
+
+
+def changed_inputs(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
+    """Names of the inputs in which two signatures differ."""
+    entries = [set(zip(names, shapes, strict=True)) for _, names, shapes in (before, now)]
+    return sorted({str(name) for name, _ in entries[0] ^ entries[1]})
 
 
 def _shape(value: Any) -> Any:
+    """Shape of a tensor, shapes in a container, and of anything else whether it is there."""
     if isinstance(value, torch.Tensor):
         return value.shape
     if isinstance(value, dict):
         return tuple([(key, _shape(item)) for key, item in value.items()])
-    return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else None
+    return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else value is None

@@ -14,14 +14,14 @@ import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
-from cachedit.feature.arguments import call_signature, find_time
+from cachedit.feature.arguments import call_signature, changed_inputs, find_time
 from cachedit.feature.blocks import Tap
 from cachedit.feature.clock import Clock
 from cachedit.feature.history import History
 from cachedit.feature.session import Session
 from cachedit.profile import Profile
 from cachedit.run import Step
-from cachedit.strategy import Context
+from cachedit.strategy import Context, FeatureStrategy
 
 ATTRIBUTE = "_cachedit"
 ACCELERATOR_LAG = 2
@@ -55,6 +55,7 @@ class Runner:
         self.tap = Tap(self.inner, options.blocks)
         self.history = History(session.strategy.history, options.cache_device, options.cache_dtype)
         self.time_name, self.time_position = find_time(self.inner, options.timestep_arg)
+        self._weighs = type(session.strategy).weights is not FeatureStrategy.weights
         self.label: str | None = None
         self.branch_missing: str | None = None
         self._handles: list[Any] = []
@@ -98,7 +99,7 @@ class Runner:
     def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Decide whether this call is computed or reused; never traced."""
         session, tap = self.session, self.tap
-        session.enter()
+        thread = session.enter()
         if tap.active:  # the last call was broken off in a way that no hook is told of (Ctrl-C)
             self._abandon()
         if torch.is_grad_enabled() or denoiser.training:
@@ -107,7 +108,7 @@ class Runner:
             return
         if self._pending is not None:  # the last call was traced, and a CUDA graph will write over what it returned
             self._commit(self._pending, copy=True)
-        self._locate(args, kwargs)
+        self._locate(args, kwargs, thread)
         compute, reason = session.decide(self)
         clock, run = session.clock, session.run
         step = Step(clock.step, clock.timestep, clock.sigma, clock.branch, self.expert, compute, reason)
@@ -120,8 +121,8 @@ class Runner:
             tap.watch_all = self._signatures[clock.branch] not in self._closed_calls
             self._pending = step
         else:
-            context = session.context if self.history.depth == 1 else self._context_of_branch()
-            tap.load(self.history.of(clock.branch), session.strategy.weights(context))
+            weights = session.strategy.weights(self._context_of_branch()) if self._weighs else None
+            tap.load(self.history.of(clock.branch), weights)
         self._step, self._started = step, time.perf_counter()
         tap.active = True
 
@@ -156,23 +157,22 @@ class Runner:
         self._pending = self._step = None
         self.session.retract()
 
-    def _locate(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _locate(self, args: tuple[Any, ...], kwargs: dict[str, Any], thread: int) -> None:
         """Find run, step and branch of the call, and whether the branch has a residual to reuse."""
         session, time_value, condition = self.session, self._time(args, kwargs), kwargs.get("encoder_hidden_states")
-        session.locate(time_value, self.label, condition)
+        session.locate(time_value, self.label, condition, thread)
         branch, signature = session.clock.branch, call_signature(args, kwargs, self.time_name)
         before = self._signatures.get(branch)
         if before is not None and before[0] != signature[0]:
             session.clock.reset()  # another shape, dtype or device of the main input is another run
-            session.locate(time_value, self.label, condition)
+            session.locate(time_value, self.label, condition, thread)
             branch, before = session.clock.branch, None
         if self.first_step < 0:
             self.first_step = session.clock.step
         newest = self.history.newest(branch)
         if before is not None and before != signature:
             self.history.drop(branch)
-            changed = {entry[0] for entry in set(before) ^ set(signature)}
-            self.branch_missing = f"input changed: {', '.join(sorted(map(str, changed)))}"
+            self.branch_missing = f"input changed: {', '.join(changed_inputs(before, signature))}"
         elif newest < 0:
             self.branch_missing = self._why_missing.get(branch, "no residual yet")
         elif newest < self.computed[-1] < session.clock.step:

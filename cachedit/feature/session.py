@@ -7,6 +7,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -90,7 +91,7 @@ class Session:
 
     def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a pipeline call; whatever ends it, the run is closed and every residual dropped."""
-        me = threading.get_ident()
+        me = get_ident()
         with _LOCK:
             if self._calling not in (None, me):
                 raise RuntimeError(
@@ -107,24 +108,25 @@ class Session:
 
     # -- a denoiser call ------------------------------------------------------------------------------------------
 
-    def enter(self) -> None:
-        """Note that this thread is inside a denoiser.
+    def enter(self) -> int:
+        """Note that this thread is inside a denoiser, and return its identity.
 
         Raises:
             RuntimeError: another thread is.
         """
-        me = threading.get_ident()
+        me = get_ident()
         with _LOCK:
-            if self.in_flight not in (None, me):
+            if self.in_flight is not None and self.in_flight != me:
                 raise RuntimeError(
                     "this model is being called by another thread, and its cache belongs to that run. "
                     "Give every thread its own copy (copy.deepcopy) or take turns."
                 )
             self.in_flight = me
+        return me
 
     def leave(self) -> bool:
         """Note that this thread has left the denoiser. Returns False if it was never inside."""
-        if self.in_flight != threading.get_ident():
+        if self.in_flight != get_ident():
             return False
         self.in_flight = None
         return True
@@ -137,14 +139,14 @@ class Session:
             self.run.steps.pop()
             self.run.status = "running"
 
-    def locate(self, time: Any, label: str | None, condition: Any) -> None:
+    def locate(self, time: Any, label: str | None, condition: Any, thread: int) -> None:
         """Advance the clock to this call; a new run closes the one before.
 
         Raises:
             RuntimeError: the call belongs to the middle of a run that another thread has displaced.
         """
         starts = self.clock.find(time, self.pipeline.scheduler if self.pipeline is not None else None)
-        if not starts and self._owner != threading.get_ident():
+        if not starts and self._owner != thread:
             raise RuntimeError(
                 "another thread has started a run on this model, so this run has lost its cache. "
                 "Give every thread its own copy (copy.deepcopy) or take turns."
@@ -164,7 +166,7 @@ class Session:
         self._end()
         for runner in self.runners:
             runner.tap.refresh()
-        self._owner = threading.get_ident()
+        self._owner = get_ident()
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         if self.strategy.needs_schedule and self.clock.schedule.num_steps is None:
             raise ValueError(
