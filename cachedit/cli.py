@@ -116,13 +116,15 @@ def _add_inputs(parser: Parser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32 on a cpu, else bfloat16"
     )
-    parser.add_argument("--threads", type=_positive, metavar="N", help="CPU threads (default: torch's)")
+    parser.add_argument(
+        "--threads", type=_positive, metavar="N", help="CPU threads (default: 1 for the sample, else torch's)"
+    )
 
 
 def _demo(arguments: argparse.Namespace) -> int:
     from cachedit.evaluate.demo import run_demo
 
-    _set_threads(arguments.threads)
+    _set_threads(arguments.threads, small=arguments.model is None)
     return run_demo(arguments)
 
 
@@ -169,7 +171,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
 
     strategy = Strategy.find(arguments.strategy, parse_options(arguments.option))
     check_target(arguments.output, "-o")
-    _set_threads(arguments.threads)
+    _set_threads(arguments.threads, small=arguments.sample is not None)
     prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts)
     model = str(sample_path(arguments.sample)) if arguments.sample else arguments.model
     pipe = load_pipeline(model, arguments.device, arguments.dtype)
@@ -196,11 +198,13 @@ def _calibrate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _set_threads(count: int | None) -> None:
-    if count is not None:
-        import torch
+def _set_threads(count: int | None, small: bool) -> None:
+    """Set torch's threads; a small model gets one, since more spend their time waiting for each other."""
+    if count is None and not small:
+        return
+    import torch
 
-        torch.set_num_threads(count)
+    torch.set_num_threads(count or 1)
 
 
 def _positive(text: str) -> int:
