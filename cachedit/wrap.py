@@ -60,9 +60,9 @@ def attach(
     found = Strategy.find(strategy, own)
     if not isinstance(found, FeatureStrategy):
         raise TypeError(f"{type(found).__name__} is not a feature cache; allowed here: feature caches of the registry")
-    session, denoisers = attachment.prepare(target, found, profile, common, observer)
+    session = attachment.prepare(target, found, profile, common, observer)
     unwrap(target)
-    attachment.attach(target, session, denoisers)
+    attachment.attach(target, session)
     return target
 
 

@@ -30,7 +30,7 @@ def prepare(
     profile: Profile | str | Path | None,
     options: Options,
     observer: Observer | None,
-) -> tuple[Session, list[nn.Module]]:
+) -> Session:
     """Build a session without touching ``target``; every error is raised here."""
     denoisers = find_denoisers(target)
     inner = list(denoisers.values())
@@ -46,14 +46,11 @@ def prepare(
         raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
     clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending)
     pipeline = None if isinstance(target, nn.Module) else Pipeline(target)
-    if pipeline is None and strategy.needs_schedule and clock.schedule.num_steps is None:
-        raise ValueError(
-            f"{type(strategy).__name__} must know the number of steps, and {type(target).__name__} is driven by hand. "
-            "Pass timesteps=scheduler.timesteps or num_inference_steps=N, or wrap the pipeline."
-        )
     session = Session(strategy.configured(chosen), chosen, options, clock, pipeline, observer)
+    if pipeline is None:
+        session.check_schedule(type(target).__name__)
     session.runners = [Runner(module, expert, session) for expert, module in denoisers.items()]
-    return session, inner
+    return session
 
 
 def find_denoisers(target: Any) -> dict[str, nn.Module]:
@@ -74,16 +71,15 @@ def find_denoisers(target: Any) -> dict[str, nn.Module]:
     return modules
 
 
-def attach(target: Any, session: Session, denoisers: list[nn.Module]) -> None:
+def attach(target: Any, session: Session) -> None:
     """Put the session on ``target`` and its denoisers; whatever was on them is taken off first."""
-    for module in denoisers:
-        old = find(module)
+    for runner in session.runners:
+        old = find(runner.denoiser)
         if old is not None:
             detach(old)
-    session.attached = [*zip(session.runners, denoisers, strict=True)]
     try:
-        for runner, module in session.attached:
-            runner.attach(module)
+        for runner in session.runners:
+            runner.attach()
         if session.pipeline is not None:
             target.__dict__[ATTRIBUTE] = session
             cls: Any = type(target)
@@ -98,12 +94,11 @@ def detach(session: Session) -> None:
     run = session.latest()
     session.close()
     target = session.pipeline.object if session.pipeline is not None else None
-    for owner in [target, *[module for _, module in session.attached]]:
+    for owner in [target, *[runner.denoiser for runner in session.runners]]:
         if owner is not None and run is not None:
             _last_runs[owner] = run
-    for runner, module in session.attached:
-        runner.detach(module)
-    session.attached = []
+    for runner in session.runners:
+        runner.detach()
     if target is not None and target.__dict__.pop(ATTRIBUTE, None) is not None:
         target.__class__ = type(target).__base__
 

@@ -50,11 +50,11 @@ class Runner:
 
     def __init__(self, denoiser: nn.Module, expert: str, session: Session) -> None:
         self.expert, self.session = expert, session
-        self.inner: Any = denoiser
+        self.denoiser: Any = denoiser
         options = session.options
-        self.tap = Tap(self.inner, options.blocks)
+        self.tap = Tap(self.denoiser, options.blocks)
         self.history = History(session.strategy.history, options.cache_device, options.cache_dtype)
-        self.time_name, self.time_position = find_time(self.inner, options.timestep_arg)
+        self.time_name, self.time_position = find_time(self.denoiser, options.timestep_arg)
         self._weighs = type(session.strategy).weights is not FeatureStrategy.weights
         self.label: str | None = None
         self.branch_missing: str | None = None
@@ -63,8 +63,9 @@ class Runner:
 
     # -- attach and detach ----------------------------------------------------------------------------------------
 
-    def attach(self, denoiser: nn.Module) -> None:
+    def attach(self) -> None:
         """Put the hooks in place."""
+        denoiser = self.denoiser
         self.tap.attach()
         self._handles = [
             denoiser.register_forward_pre_hook(self.before, with_kwargs=True),
@@ -74,8 +75,9 @@ class Runner:
             denoiser.__dict__["cache_context"] = self.cache_context
         denoiser.__dict__[ATTRIBUTE] = self
 
-    def detach(self, denoiser: nn.Module) -> None:
+    def detach(self) -> None:
         """Take the hooks off; nothing remains."""
+        denoiser = self.denoiser
         for handle in self._handles:
             handle.remove()
         denoiser.__dict__.pop("cache_context", None)
@@ -88,7 +90,7 @@ class Runner:
         """diffusers' ``cache_context``, whose label names the branch."""
         outer, self.label = self.label, name
         try:
-            with type(self.inner).cache_context(self.inner, name, *args, **kwargs):
+            with type(self.denoiser).cache_context(self.denoiser, name, *args, **kwargs):
                 yield
         finally:
             self.label = outer
@@ -187,8 +189,8 @@ class Runner:
         if self.time_position is not None and self.time_position < len(args):
             return args[self.time_position]
         raise UnsupportedModelError(
-            f"{type(self.inner).__name__} was called without its timestep ({self.time_name!r}). Pass it, or name the "
-            "argument that holds it: cachedit.wrap(..., timestep_arg=NAME)."
+            f"{type(self.denoiser).__name__} was called without its timestep ({self.time_name!r}). Pass it, or name "
+            "the argument that holds it: cachedit.wrap(..., timestep_arg=NAME)."
         )
 
     def context(self, clock: Clock, profile: Profile | None) -> Context:
@@ -221,7 +223,7 @@ class Runner:
         residual = self.tap.captured()
         if residual is None:
             raise UnsupportedModelError(
-                f"{type(self.inner).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so "
+                f"{type(self.denoiser).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so "
                 "nothing can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
             )
         if self.session.computes and self.computed[-1:] != [step.index]:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 import warnings
 import weakref
 from collections.abc import Callable
-from threading import get_ident
+from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
-
-from torch import nn
 
 from cachedit.feature.clock import Clock
 from cachedit.feature.options import Options
@@ -23,7 +20,7 @@ if TYPE_CHECKING:
     from cachedit.feature.runner import Runner
 
 FEW_STEPS, SHORT_RUN = 4, 8
-_LOCK = threading.Lock()
+_LOCK = Lock()
 Observer = Callable[[Step, "Residual"], None]
 
 
@@ -76,7 +73,6 @@ class Session:
         self.strategy, self.profile, self.options = strategy, profile, options
         self.clock, self.pipeline, self.observer = clock, pipeline, observer
         self.runners: list[Runner] = []
-        self.attached: list[tuple[Runner, nn.Module]] = []
         self.run: Run | None = None
         self.last: Run | None = None
         self.in_flight: int | None = None
@@ -168,9 +164,13 @@ class Session:
             runner.tap.refresh()
         self._owner = get_ident()
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
+        self.check_schedule("the model")
+
+    def check_schedule(self, driven: str) -> None:
+        """Raise ValueError if the strategy must know the number of steps and nothing that drives ``driven`` tells it."""
         if self.strategy.needs_schedule and self.clock.schedule.num_steps is None:
             raise ValueError(
-                f"{type(self.strategy).__name__} must know the number of steps, and the model is driven by hand. Pass "
+                f"{type(self.strategy).__name__} must know the number of steps, and {driven} is driven by hand. Pass "
                 "timesteps=scheduler.timesteps or num_inference_steps=N to cachedit.wrap, or wrap the pipeline."
             )
 
