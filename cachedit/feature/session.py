@@ -167,7 +167,7 @@ class Session:
         self.check_schedule("the model")
 
     def check_schedule(self, driven: str) -> None:
-        """Raise ValueError if the strategy must know the number of steps and nothing that drives ``driven`` tells it."""
+        """Raise ValueError if the strategy must know the number of steps and ``driven`` does not tell it."""
         if self.strategy.needs_schedule and self.clock.schedule.num_steps is None:
             raise ValueError(
                 f"{type(self.strategy).__name__} must know the number of steps, and {driven} is driven by hand. Pass "
