@@ -186,6 +186,7 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             call_options=call_options(arguments),
             name=arguments.name or arguments.sample or "",
             command=arguments.command,
+            checkpoint=f"{arguments.output}.training",
         )
     profile.save(arguments.output)
     arrays = ", ".join(f"{name} ({len(next(iter(rows.values())))} steps)" for name, rows in profile.arrays.items())

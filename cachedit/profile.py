@@ -5,17 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from cachedit.errors import ProfileError
 from cachedit.files import write_text
+from cachedit.schedules import resample
 from cachedit.strategy import Schedule
 
+T = TypeVar("T")
 SCHEMA = 1
 SAME_SIGMA = 2e-3  # two schedules with sigmas this close are the same schedule, up to rounding of timesteps
 
@@ -25,7 +27,8 @@ class Profile:
     """Calibrated arrays of one model.
 
     Attributes:
-        arrays: array name -> branch -> one number per calibrated step.
+        arrays: array name -> branch (or module kind, or site) -> numbers over the axes of the array.
+        axes: array name -> its axes, such as ("step", "gap") or ("channel",); ("step",) where it is not named.
         sigmas: noise level in [0, 1] of each calibrated step, not increasing. None: the arrays lie over the position
             in the schedule, first to last step.
         name: how shipped profiles are asked for ("flux-dev").
@@ -35,12 +38,13 @@ class Profile:
         provenance, versions, date, command: where the numbers come from.
     """
 
-    arrays: dict[str, dict[str, list[float]]]
+    arrays: dict[str, dict[str, list[Any]]]
     sigmas: list[float] | None = None
     name: str = ""
     model: dict[str, Any] | None = None
     sampler: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
+    axes: dict[str, list[str]] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     date: str = ""
@@ -49,7 +53,7 @@ class Profile:
     def __post_init__(self) -> None:
         """Check the contents and prepare the memo of resampled arrays."""
         _check(self)
-        self._resampled: dict[tuple[Schedule, str], dict[str, tuple[float, ...]]] = {}
+        self._memo: dict[Any, Any] = {}
 
     @property
     def branches(self) -> list[str]:
@@ -115,7 +119,7 @@ class Profile:
         write_text(path, self.to_json())
 
     def magnitude_ratios(
-        self, schedule: Schedule, resample: Literal["sigma", "nearest"] = "sigma"
+        self, schedule: Schedule, rule: Literal["sigma", "nearest"] = "sigma"
     ) -> dict[str, tuple[float, ...]]:
         """MagCache's ratios per branch on the steps of ``schedule``.
 
@@ -123,21 +127,73 @@ class Profile:
         the product over any stretch of the schedule stays what was measured. "nearest" picks table entries by index,
         as the reference implementation does.
         """
-        key = (schedule, resample)
-        if key not in self._resampled:
-            rows = self.arrays["magnitude_ratio"]
-            self._resampled[key] = {branch: self._resample(row, schedule, resample) for branch, row in rows.items()}
-        return self._resampled[key]
+        rows = self.arrays["magnitude_ratio"]
+        return self.once(
+            (schedule, rule),
+            lambda: {branch: self._resample(row, schedule, rule) for branch, row in rows.items()},
+        )
 
-    def _resample(self, row: list[float], schedule: Schedule, resample: str) -> tuple[float, ...]:
+    def rows(self, array: str, schedule: Schedule) -> dict[str, list[Any]]:
+        """An array over steps, and perhaps further axes, interpolated at the noise levels of a schedule."""
+
+        def interpolated(rows: list[Any]) -> list[Any]:
+            known, wanted = self.levels(schedule, len(rows))
+            places = np.interp(-np.asarray(wanted), -np.asarray(known), np.arange(len(rows)))
+            table, below = np.asarray(rows, dtype=float), np.floor(places).astype(int)
+            share = (places - below).reshape(-1, *[1] * (table.ndim - 1))
+            above = np.minimum(below + 1, len(rows) - 1)
+            result: list[Any] = (table[below] * (1 - share) + table[above] * share).tolist()
+            return result
+
+        return self.once(
+            (array, schedule), lambda: {key: interpolated(rows) for key, rows in self.arrays[array].items()}
+        )
+
+    def errors(self, array: str, schedule: Schedule) -> dict[str, list[list[float]]]:
+        """A table of errors over (step, gap), see ``cachedit.schedules``, on the steps of a schedule."""
+        tables = self.arrays[array]
+        return self.once(
+            ("errors", array, schedule),
+            lambda: {key: resample(table, *self.levels(schedule, len(table))) for key, table in tables.items()},
+        )
+
+    def levels(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
+        """Noise levels of the calibrated steps and of those of a schedule; positions in it where either is unknown."""
+        if self.sigmas is not None and schedule.sigmas is not None:
+            return self.sigmas, list(schedule.sigmas)
+        assert schedule.num_steps is not None
+        wanted = [1 - schedule.position(k) for k in range(schedule.num_steps)]
+        return np.linspace(1, 0, count).tolist(), wanted
+
+    def check_same_schedule(self, schedule: Schedule, strategy: str) -> None:
+        """Raise ProfileError unless a run has the very steps that were calibrated."""
+        count = max(len(rows) for name in self.arrays if self._over_steps(name) for rows in self.arrays[name].values())
+        if schedule.num_steps == count:
+            known, wanted = self.levels(schedule, count)
+            if max(abs(a - b) for a, b in zip(known, wanted, strict=True)) <= SAME_SIGMA:
+                return
+        raise ProfileError(
+            f"{strategy} can only run on the steps that it was calibrated on: the profile has {count} steps of "
+            f"{self.sampler.get('class', 'its sampler')}, this run has {schedule.num_steps} or other noise levels. "
+            f"Run with num_inference_steps={count} and that sampler, or calibrate for these steps."
+        )
+
+    def once(self, key: Any, make: Callable[[], T]) -> T:
+        """The result of ``make``, made at the first time this key is asked for."""
+        if key not in self._memo:
+            self._memo[key] = make()
+        found: T = self._memo[key]
+        return found
+
+    def _over_steps(self, array: str) -> bool:
+        return self.axes.get(array, ["step"])[:1] == ["step"]
+
+    def _resample(self, row: list[float], schedule: Schedule, rule: str) -> tuple[float, ...]:
         assert schedule.num_steps is not None
         steps, count = schedule.num_steps, len(row)
-        if resample == "nearest":
+        if rule == "nearest":
             return tuple(row[round(k * (count - 1) / (steps - 1)) if steps > 1 else count - 1] for k in range(steps))
-        if self.sigmas is not None and schedule.sigmas is not None:
-            known, wanted = np.asarray(self.sigmas), np.asarray(schedule.sigmas)
-        else:
-            known, wanted = np.linspace(1, 0, count), 1 - np.array([schedule.position(k) for k in range(steps)])
+        known, wanted = map(np.asarray, self.levels(schedule, count))
         if count == steps and np.abs(known - wanted).max() <= SAME_SIGMA:
             return tuple(row)
         known, cumulative = _with_ends(known, np.cumsum(np.log(row)))
@@ -189,19 +245,25 @@ def _check(profile: Profile) -> None:
     """Raise ProfileError naming the first field that is not as it must be."""
     if not isinstance(profile.arrays, dict) or not profile.arrays:
         raise ProfileError("field 'arrays' must map array names to branches")
-    lengths = set()
+    if not isinstance(profile.axes, dict):
+        raise ProfileError("field 'axes' must be an object")
+    lengths: set[int] = set()
     for name, rows in profile.arrays.items():
+        axes = profile.axes.get(name, ["step"])
+        if not isinstance(axes, list) or not axes or not all(isinstance(axis, str) for axis in axes):
+            raise ProfileError(f"field 'axes.{name}' must be a list of axis names")
         if not isinstance(rows, dict) or not rows:
             raise ProfileError(f"field 'arrays.{name}' must map branches to lists of numbers")
         for branch, row in rows.items():
-            lengths.add(len(_numbers(row, f"arrays.{name}.{branch}")))
+            shape = _shape(row, f"arrays.{name}.{branch}", len(axes))
+            lengths |= {shape[0]} if axes[0] == "step" else set()
             if name == "magnitude_ratio" and min(row) <= 0:
                 raise ProfileError(f"field 'arrays.{name}.{branch}' must be positive, has {min(row)}")
-    if len(lengths) != 1:
+    if len(lengths) > 1:
         raise ProfileError(f"field 'arrays': rows have different lengths {sorted(lengths)}")
     if profile.sigmas is not None:
         sigmas = _numbers(profile.sigmas, "sigmas")
-        if len(sigmas) not in lengths:
+        if lengths and len(sigmas) not in lengths:
             raise ProfileError(f"field 'sigmas' has {len(sigmas)} entries, the arrays have {lengths.pop()}")
         if any(later > earlier for earlier, later in zip(sigmas, sigmas[1:], strict=False)):
             raise ProfileError("field 'sigmas' must not increase")
@@ -223,6 +285,18 @@ def _numbers(values: Any, where: str) -> list[float]:
     if not isinstance(values, list) or not values or not all(map(_is_number, values)):
         raise ProfileError(f"field '{where}' must be a list of finite numbers")
     return values
+
+
+def _shape(values: Any, where: str, ndim: int) -> tuple[int, ...]:
+    """Lengths of nested lists of numbers; all lists at one depth must have one length."""
+    if ndim == 1:
+        return (len(_numbers(values, where)),)
+    if not isinstance(values, list) or not values:
+        raise ProfileError(f"field '{where}' must be a list of {ndim - 1}-fold nested lists of finite numbers")
+    shapes = {_shape(item, where, ndim - 1) for item in values}
+    if len(shapes) > 1:
+        raise ProfileError(f"field '{where}' has rows of different lengths")
+    return (len(values), *shapes.pop())
 
 
 def _is_number(value: Any) -> bool:

@@ -21,8 +21,9 @@ class Step:
         sigma: noise level in [0, 1]; None when unknown.
         branch: guidance path ("cond", "uncond", or "0", "1" ... in the order of the calls of a step).
         expert: name of the denoiser ("transformer", "transformer_2", ...).
-        computed: True if the site was computed, False if it was reused.
+        computed: True if everything was computed, False if something was reused.
         reason: why it was computed; "" for a reused step.
+        sites: what was reused, of a strategy that chooses between several sites.
         signal: what a signal-driven policy measured; None for a schedule.
         ms: wall time of the call on the host, in milliseconds; None while it runs or under torch.compile.
     """
@@ -36,6 +37,7 @@ class Step:
     reason: str = ""
     signal: float | None = None
     ms: float | None = None
+    sites: str = ""
 
 
 @dataclass

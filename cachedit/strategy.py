@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -19,7 +19,71 @@ def canonical(name: str) -> str:
 
 @dataclass(frozen=True)
 class Stack:
-    """Site: the residual of the whole block stack."""
+    """Site: the residual of the blocks ``start`` up to ``stop`` of the stack, the whole of it by default.
+
+    Blocks are counted over all lists of the stack in execution order. Negative numbers count from the end, and floats
+    are shares of the depth (0.75 of 40 blocks: 30).
+    """
+
+    start: int | float = 0
+    stop: int | float | None = None
+
+
+@dataclass(frozen=True)
+class Module:
+    """Site: what the modules of one kind give before their gate.
+
+    Kinds: "attn" (self or joint attention), "temporal" (self-attention along time, where the model has such modules),
+    "cross" (cross-attention to text) and "mlp" (feed-forward).
+    """
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Output:
+    """Site: the output of the denoiser; with ``residual`` minus the latent, where both have one shape."""
+
+    residual: bool = False
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Site: what the later branches of a step differ by from its first one, in two calls or in one batch."""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Site: the feature that enters a layer on a UNet's way up; a reused pass runs only what lies above it.
+
+    ``level`` is a block from the outside in, ``layer`` a layer of it from the outside in; (0, 0) runs least.
+    """
+
+    level: int = 0
+    layer: int = 0
+
+
+Site = Stack | Module | Output | Guidance | Skip
+
+
+@dataclass(frozen=True)
+class Channels:
+    """Partition: every channel belongs to a cluster, and every cluster has its own weights.
+
+    array: profile array with the cluster of every channel.
+    """
+
+    array: str
+
+
+@dataclass(frozen=True)
+class Bands:
+    """Partition: low and high frequencies along the tokens (or the two axes of a picture), with weights of their own.
+
+    cut: share of the frequencies that is low, in (0, 1).
+    """
+
+    cut: float
 
 
 @dataclass(frozen=True)
@@ -56,6 +120,9 @@ class Context:
         expert: name of the denoiser.
         expert_start: first step of the schedule that belongs to this expert.
         expert_steps: number of steps that belong to this expert; None when unknown.
+        site: whose weights are asked for; ``computed_steps`` are then those of its kept residuals.
+        signals: what the strategy's signal measured at each step after the last computed one, this one included.
+        trend: how far the probe has moved since the last computed step, over how far it moved between the last two.
     """
 
     step: int = 0
@@ -68,6 +135,9 @@ class Context:
     expert: str = ""
     expert_start: int = 0
     expert_steps: int | None = None
+    site: Site | None = None
+    signals: Sequence[float] = ()
+    trend: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -124,7 +194,7 @@ class Strategy:
             raise TypeError(
                 f"{cls.__name__} has no option {', '.join(map(repr, unknown))}. "
                 f"Allowed: {', '.join(allowed) or 'none'}; for every strategy: profile, blocks, timesteps, "
-                "num_inference_steps, timestep_arg, few_step_guard, cache_device, cache_dtype."
+                "num_inference_steps, timestep_arg, few_step_guard, cache_device, cache_dtype, process_group."
             )
 
 
@@ -133,16 +203,35 @@ class FeatureStrategy(Strategy, abstract=True):
     """Caching along one denoising trajectory: when to compute a site, and how to forecast it when not.
 
     Class attributes:
-        site: what is cached.
+        site: what is cached. A strategy with several, or with a choice, overrides ``sites``.
         history: number of computed residuals that are kept for the forecast.
         profile_arrays: names of the calibrated arrays that the strategy reads; with none it needs no profile.
         needs_schedule: True if the policy must know the number of steps.
+        signal: name of what is measured at every step (``cachedit.feature.signals``); "" for a static schedule.
+        partition: what the weights are split over; None for one weight per residual.
     """
 
-    site: ClassVar[Stack] = Stack()
+    site: ClassVar[Site] = Stack()
     history: ClassVar[int] = 1
     profile_arrays: ClassVar[tuple[str, ...]] = ()
     needs_schedule: ClassVar[bool] = False
+    signal: ClassVar[str] = ""
+    partition: ClassVar[Channels | Bands | None] = None
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """What is cached, an outer site before those inside it."""
+        return (self.site,)
+
+    @property
+    def depth(self) -> int:
+        """Number of computed residuals that are kept for the forecast."""
+        return self.history
+
+    @property
+    def probe_blocks(self) -> int:
+        """Number of leading blocks that a signal which listens after some blocks lets through."""
+        return 1
 
     def should_compute(self, ctx: Context) -> bool | str:
         """True, or the reason as a string, to compute this step; False or "" to reuse.
@@ -151,9 +240,27 @@ class FeatureStrategy(Strategy, abstract=True):
         """
         return True
 
-    def weights(self, ctx: Context) -> Sequence[float] | None:
-        """One weight per kept residual, oldest first; None adds the newest residual as it is."""
+    def reuses(self, ctx: Context, site: Site) -> bool | Collection[int]:
+        """Which of the sites a step that is not computed reuses; of a module site perhaps only some modules."""
+        return True
+
+    def weights(self, ctx: Context) -> Sequence[Any] | None:
+        """One weight per kept residual, oldest first; None adds the newest residual as it is.
+
+        With a partition, one such row per cluster, or two for the low and the high band.
+        """
         return None
+
+    def correct(self, ctx: Context) -> tuple[Sequence[float], Sequence[float]] | None:
+        """Scale and shift per channel for what is forecast; None leaves it as it is."""
+        return None
+
+    def step_scales(self, schedule: Schedule, profile: Profile | None) -> Sequence[float] | None:
+        """Factor on the length of every step of the sampler; None leaves the sampler alone."""
+        return None
+
+    def check_run(self, schedule: Schedule, profile: Profile | None) -> None:
+        """Raise ValueError or ProfileError if a run with this schedule is impossible; asked before its first step."""
 
     def configured(self, profile: Profile | None) -> FeatureStrategy:
         """This strategy with the options that were left open filled in from the profile."""

@@ -5,20 +5,21 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-
 import cachedit
-from cachedit.calibration.collect import Collector, collect
-from cachedit.errors import ProfileError
+import cachedit.calibration.measures  # fills the registry
+from cachedit.calibration.measure import Arrays, Measure
+from cachedit.calibration.trial import Trial
 from cachedit.feature.attachment import find, find_denoisers
-from cachedit.feature.families import find_stack
+from cachedit.feature.families import block_lists
+from cachedit.feature.place import Residual
 from cachedit.profile import Profile
+from cachedit.run import Step
 from cachedit.shipped import fingerprint
-from cachedit.strategy import FeatureStrategy, Strategy
+from cachedit.strategy import FeatureStrategy, Site, Strategy
 
 Progress = Callable[[int, int, str], None]
 SAMPLER_SETTINGS = ("shift", "use_dynamic_shifting", "flow_shift", "prediction_type", "use_flow_sigmas")
@@ -35,10 +36,9 @@ def calibrate(
     call_options: dict[str, Any] | None = None,
     name: str = "",
     command: str = "",
+    checkpoint: str | Path | None = None,
 ) -> Profile:
     """Run the pipeline uncached on every prompt and measure what ``strategy`` needs to know.
-
-    Values are averaged over prompts as logarithms, because profiles are read as cumulative products.
 
     Args:
         pipe: a diffusers pipeline; it is left as it was.
@@ -50,6 +50,7 @@ def calibrate(
         call_options: further arguments of the pipeline call (height, guidance_scale, ...).
         name: under which the profile is found; "" for none.
         command: what was run, for the record.
+        checkpoint: file in which a training (HarmoniCa's) keeps what it needs to go on after an interruption.
 
     Raises:
         ValueError: the strategy needs no profile, there is no prompt, or the pipeline is wrapped.
@@ -67,27 +68,78 @@ def calibrate(
         )
     if find(pipe) is not None:
         raise ValueError("the pipeline is wrapped; call cachedit.unwrap(pipe) before calibrating it")
-    total, done = len(prompts) * num_inference_steps, 0
+    measures = _measures(found)
+    stages = sorted({measure.stage for measure in measures})
+    total, done = len(prompts) * num_inference_steps * len(stages), 0
 
     def advance() -> None:
         nonlocal done
         done += 1
         if progress is not None:
-            progress(done, total, prompts[(done - 1) // num_inference_steps % len(prompts)])
+            progress(done, max(total, done), prompts[(done - 1) // num_inference_steps % len(prompts)])
 
-    runs = []
-    for k, prompt in enumerate(prompts):
-        generator = torch.Generator().manual_seed(seed + k)
-        arguments = {"prompt": prompt, "num_inference_steps": num_inference_steps, "generator": generator}
-        runs.append(collect(pipe, found.profile_arrays, {**arguments, **(call_options or {})}, advance))
+    trial = Trial(
+        pipe, prompts, num_inference_steps, seed, call_options or {}, advance, Path(checkpoint) if checkpoint else None
+    )
+    for measure in measures:
+        measure.trial = trial
+    profile: Profile | None = None
+    arrays: Arrays = {}
+    for stage in stages:
+        at_stage = [measure for measure in measures if measure.stage == stage]
+        arrays |= _measured(trial, at_stage, profile)
+        profile = _profile(trial, found, measures, arrays, name, command)
+    assert profile is not None
+    return profile
+
+
+def _measures(strategy: FeatureStrategy) -> list[Measure]:
+    """One measure for every array that the strategy reads, each once."""
+    missing = [array for array in strategy.profile_arrays if array not in Measure.registry]
+    if missing:
+        raise ValueError(f"{type(strategy).__name__} reads {', '.join(missing)}, which no measure makes")
+    return [cls(strategy) for cls in dict.fromkeys(Measure.registry[array] for array in strategy.profile_arrays)]
+
+
+def _measured(trial: Trial, measures: Sequence[Measure], profile: Profile | None) -> Arrays:
+    """The arrays of the measures of one stage."""
+    sites = tuple(dict.fromkeys(site for measure in measures for site in measure.sites))
+    signal = next((measure.signal for measure in measures if measure.signal), "")
+
+    def watch(step: Step, values: Mapping[Site, Residual]) -> None:
+        for measure in measures:
+            measure.watch(step, values)
+
+    for measure in measures:
+        measure.begin(profile)
+    for k in range(len(trial.prompts) if sites else 0):
+        for measure in measures:
+            measure.start(k)
+        trial.watch(k, sites, watch, signal)
+        for measure in measures:
+            measure.stop()
+    arrays: Arrays = {}
+    for measure in measures:
+        arrays |= measure.arrays()
+    return arrays
+
+
+def _profile(
+    trial: Trial, strategy: FeatureStrategy, measures: Sequence[Measure], arrays: Arrays, name: str, command: str
+) -> Profile:
+    found = {key: value for measure in measures for key, value in measure.defaults.items()}
+    chosen = {key: value for key, value in dataclasses.asdict(strategy).items() if value not in (None, (), "sigma")}
+    axes = {array: list(Measure.registry[array].makes[array]) for array in arrays}
     return Profile(
-        arrays={array: _average(runs, array) for array in found.profile_arrays},
-        sigmas=_sigmas(runs[0]),
+        arrays=arrays,
+        axes={array: names for array, names in axes.items() if names != ["step"]},
+        sigmas=_sigmas(trial),
         name=name,
-        model=_model(pipe),
-        sampler=_sampler(pipe, num_inference_steps),
-        defaults={key: value for key, value in dataclasses.asdict(found).items() if value not in (None, (), "sigma")},
-        provenance={"prompts": len(prompts), "seed": seed, "call_options": _plain(call_options or {})},
+        model=_model(trial.pipe),
+        sampler=_sampler(trial.pipe, trial.num_inference_steps),
+        defaults=found | chosen,
+        provenance={"prompts": len(trial.prompts), "seed": trial.seed, "call_options": _plain(trial.call_options)}
+        | {key: value for measure in measures for key, value in measure.notes.items()},
         versions={package: importlib.metadata.version(package) for package in ("torch", "diffusers", "transformers")}
         | {"cachedit": cachedit.__version__},
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
@@ -95,31 +147,15 @@ def calibrate(
     )
 
 
-def _average(runs: Sequence[Collector], array: str) -> dict[str, list[float]]:
-    """Geometric mean over the runs, per branch and step."""
-    rows: dict[str, list[float]] = {}
-    for branch in runs[0].values[array]:
-        rows[branch] = []
-        for step in sorted(runs[0].sigmas):
-            values = [run.values[array][branch].get(step, 1.0) for run in runs]
-            if not all(math.isfinite(value) and value > 0 for value in values):
-                raise ProfileError(
-                    f"{array} of step {step}, branch {branch!r}, is {values}; allowed: positive numbers. "
-                    "The model gives non-finite or zero residuals there; try another dtype."
-                )
-            rows[branch].append(math.exp(sum(map(math.log, values)) / len(values)))
-    return rows
-
-
-def _sigmas(run: Collector) -> list[float] | None:
-    levels = [run.sigmas[step] for step in sorted(run.sigmas)]
+def _sigmas(trial: Trial) -> list[float] | None:
+    levels = [trial.sigmas[step] for step in sorted(trial.sigmas)]
     known = [level for level in levels if level is not None]
     return [round(level, 6) for level in known] if len(known) == len(levels) else None
 
 
 def _model(pipe: Any) -> dict[str, Any]:
     denoisers = list(find_denoisers(pipe).values())
-    prints = fingerprint(denoisers[0], find_stack(denoisers[0]), len(denoisers))
+    prints = fingerprint(denoisers[0], block_lists(denoisers[0]), len(denoisers))
     origin = str(getattr(getattr(pipe, "config", None), "_name_or_path", "") or "")
     return {
         "class": prints.pop("class"),

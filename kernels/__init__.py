@@ -15,6 +15,6 @@ if __name__ == "kernels":
         _sys.modules[__name__] = _module = _util.module_from_spec(_spec)
         _spec.loader.exec_module(_module)
 else:
-    from cachedit.kernels.forecast import forecast
+    from cachedit.kernels.forecast import forecast, low_pass
 
-    __all__ = ["forecast"]
+    __all__ = ["forecast", "low_pass"]

@@ -16,6 +16,7 @@ from torch import nn
 import cachedit
 from cachedit import FeatureStrategy, Profile, UnsupportedModelError
 from cachedit.feature.blocks import Tap
+from cachedit.feature.place import Forecast
 from cachedit.strategy import Stack
 from zoo.models import CASES, Case, count_blocks
 from zoo.pipelines import PIPELINES, run
@@ -95,17 +96,18 @@ def passes(case: Case, seen: str, dtype: torch.dtype, **extra: Any) -> tuple[tor
     extra = {key: to(value, dtype) for key, value in {**case.inputs(0, 1), **extra}.items()}
     tap = Tap(model, blocks_option(case).get("blocks"))
     tap.attach()
-    tap.active = True
+    tap.begin(False, None)
+    (place,) = tap.places
     full = case.call(model, **extra)
     if seen == "ends":
         # As the runner does: a second computed pass watches only the ends, unless something is added in between.
-        tap.watch_all = any(part.open for part in tap.parts)
+        tap.watch_all = tap.open
         full = case.call(model, **extra)
-    residual = tap.captured()
+    residual = place.captured()
     assert residual is not None
-    tap.release()
-    tap.load([residual], None)
-    tap.reuse = True
+    place.release()
+    place.begin(True, Forecast([residual]))
+    tap.begin(False, None)
     return full, case.call(model, **extra), tap
 
 

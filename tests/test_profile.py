@@ -34,6 +34,7 @@ WHOLE: dict[str, Any] = {
     "versions": {"torch": "2"},
     "date": "2026-11-30",
     "command": "cachedit calibrate",
+    "axes": {},
 }
 
 

@@ -33,15 +33,21 @@ def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
     )
 
 
+def main_input(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> Any:
+    """The latents of a call: its first argument that is not the timestep."""
+    main = args[0] if args else kwargs[next(iter(kwargs))]
+    if main is kwargs.get(time_name) and len(kwargs) > 1:
+        main = next(value for name, value in kwargs.items() if name != time_name)
+    return main
+
+
 def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
     """What the residuals of a branch hang on: the main input, and which other inputs there are, in which shapes.
 
     Returns:
         Shape, dtype and device of the main input; the names of all inputs; their shapes in the same order.
     """
-    main = args[0] if args else kwargs[next(iter(kwargs))]
-    if main is kwargs.get(time_name) and len(kwargs) > 1:
-        main = next(value for name, value in kwargs.items() if name != time_name)
+    main = main_input(args, kwargs, time_name)
     return (
         (main.shape, main.dtype, main.device) if isinstance(main, torch.Tensor) else _shape(main),
         (*range(len(args)), *kwargs),

@@ -11,7 +11,8 @@ from torch import nn
 
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.clock import Clock
-from cachedit.feature.families import family, find_stack
+from cachedit.feature.families import block_lists, family
+from cachedit.feature.network import check_sites
 from cachedit.feature.options import Options
 from cachedit.feature.runner import ATTRIBUTE, Runner
 from cachedit.feature.session import Observer, Pipeline, Session
@@ -35,10 +36,11 @@ def prepare(
     denoisers = find_denoisers(target)
     inner = list(denoisers.values())
     rows = [family(module) for module in inner]
+    for module in inner:
+        check_sites(module, strategy, options.blocks)
     chosen = None
     if strategy.profile_arrays:
-        stack = find_stack(inner[0], options.blocks)
-        prints = fingerprint(inner[0], stack, len(inner))
+        prints = fingerprint(inner[0], block_lists(inner[0], options.blocks), len(inner))
         name = getattr(getattr(target, "config", None), "_name_or_path", "") or ""
         chosen = resolve(profile, prints, str(name), type(strategy).__name__)
         chosen.check_arrays(strategy.profile_arrays, type(strategy).__name__)

@@ -1,227 +1,61 @@
 """The block list as a coroutine: its iteration yields the real blocks, watched, or feather-light stand-ins.
 
 The model's own loop does everything else, so per-layer arguments, LoRA, offload, quantised blocks and whatever the
-model adds between its blocks keep working. What is captured is the blocks' own residual, sum of (out - in): a block
-that receives the very tensor its predecessor returned had nothing added in between.
+model adds between its blocks keep working.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
-from cachedit.feature.families import Family, Layout, Stream, family, find_stack, read_layout
-from cachedit.kernels import forecast
+from cachedit.feature.families import Layout, family, find_stack, read_layout
+from cachedit.feature.parts import Ask, Either, End, Entry, Mark, Part, Probe, Reuse, StandIn, Watched
+from cachedit.feature.place import Forecast, Place, Residual
+from cachedit.strategy import Stack
 
-Residual = tuple[torch.Tensor, ...]
-
-
-class Part:
-    """Consecutive block lists through which the same streams run: one residual per stream.
-
-    Attributes:
-        captured: the residuals of the last computed pass, one per stream; None before it has come through.
-        history: per stream, the residuals that the next reused pass adds, oldest first.
-        weights: their weights; None adds the newest.
-        open: True if something was added between blocks in the last watched pass.
-    """
-
-    first: list[Any]
-    entering: list[Any]
-    leaving: list[Any]
-    summed: list[Any]
-    captured: Residual | None
-
-    def __init__(self, streams: Sequence[Stream], row: Family) -> None:
-        self.streams = streams
-        self.sealed, self.in_place = row.sealed, row.in_place
-        self.history: tuple[tuple[torch.Tensor, ...], ...] = ()
-        self.weights: Sequence[torch.Tensor] | None = None
-        self.release()
-
-    def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any], head: bool) -> None:
-        """Note what reaches a block."""
-        if head:
-            self.open = self.in_place
-        for k, stream in enumerate(self.streams):
-            x = kwargs[stream.name] if stream.name in kwargs else args[stream.position]
-            if head:
-                self.first[k], self.summed[k] = x, None
-            elif x is not self.leaving[k] or _may_have_changed(x, self.version[k], True):
-                self.open = True
-            self.entering[k], self.version[k] = x, _version(x)
-
-    def leave(self, out: Any, tail: bool, watched: bool) -> None:
-        """Note what a block returned; after the last one the residuals are complete."""
-        for k, stream in enumerate(self.streams):
-            x = self.leaving[k] = out if stream.index is None else out[stream.index]
-            if watched and not self.sealed:
-                if x is self.entering[k] or _may_have_changed(self.entering[k], self.version[k], False):
-                    raise UnsupportedModelError(
-                        "a block writes into the tensor that it is given, so what it adds cannot be told. "
-                        "Allowed: `x = x + f(x)` instead of `x += f(x)`."
-                    )
-                self.version[k] = _version(x)
-                own = x - self.entering[k]
-                self.summed[k] = own if self.summed[k] is None else self.summed[k] + own
-        if tail:
-            summed = watched and self.open and not self.sealed
-            self.captured = ()
-            for k in range(len(self.streams)):
-                self.captured += (self.summed[k] if summed else self.leaving[k] - self.first[k],)
-            self.summed = [None] * len(self.streams)
-
-    def add(self, x: torch.Tensor, k: int) -> torch.Tensor:
-        """What leaves the part on a reused pass: ``x`` (or what entered, if sealed) plus the forecast of stream k."""
-        return forecast(self.first[k] if self.sealed else x, self.history[k], self.weights)
-
-    def add_to_all(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same for what a block returns as a tuple."""
-        out = list(returned)
-        for k, stream in enumerate(self.streams):
-            out[stream.index] = self.add(out[stream.index], k)  # type: ignore[index]
-        return tuple(out)
-
-    def release(self) -> None:
-        """Drop every tensor."""
-        count = len(self.streams)
-        self.first, self.entering, self.leaving = [None] * count, [None] * count, [None] * count
-        self.summed, self.version = [None] * count, [0] * count
-        self.captured = None
-        self.history = ()
-        self.open = False
+Position = tuple[int, int]
 
 
-class Watched:
-    """A real block, with a note of what enters and leaves it. Attributes are the block's own."""
+class StackPlace(Place):
+    """A range of the stack. Where the model joins or splits its streams inside it, it falls into several parts."""
 
-    def __init__(self, block: nn.Module, part: Part, head: bool, tail: bool) -> None:
-        self.block, self.part, self.head, self.tail = block, part, head, tail
+    def __init__(self, site: Stack, tap: Tap) -> None:
+        super().__init__(site)
+        self.reused = False
+        self.covered = tap.order[_range(site, len(tap.order))]
+        self.parts: list[Part] = []
+        self.ends: list[tuple[Position, Position]] = []
+        with_text = self.covered[-1] != tap.order[-1]  # blocks behind the range read the text
+        for group in tap.groups:
+            inside = [at for at in self.covered if at[0] in group]
+            if inside:
+                layout = tap.layouts[group[0]]
+                streams = layout.streams + (layout.texts if with_text else ())
+                self.parts.append(Part(streams, tap.row, sum(len(part.streams) for part in self.parts)))
+                self.ends.append((inside[0], inside[-1]))
 
-    def __getattr__(self, name: str) -> Any:
-        if "block" not in self.__dict__:  # while a copy is being made
-            raise AttributeError(name)
-        return getattr(self.block, name)
+    def mark(self, at: Position, group: Sequence[int]) -> Mark | None:
+        """Where a block of a group of lists lies in its part of this range; None outside of it."""
+        if at not in self.covered:
+            return None
+        here = next(k for k, (first, _) in enumerate(self.ends) if first[0] in group)
+        first, last = self.ends[here]
+        return Mark(self.parts[here], at == first, at == last)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block."""
-        self.part.enter(args, kwargs, self.head)
-        out = self.block(*args, **kwargs)
-        self.part.leave(out, self.tail, True)
-        return out
-
-
-class End(Watched):
-    """The first or last block of a part in which nothing is added between blocks."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the block."""
-        if self.head:
-            self.part.enter(args, kwargs, True)
-        out = self.block(*args, **kwargs)
-        if self.tail:
-            self.part.leave(out, True, False)
-        return out
-
-
-class StandIn:
-    """Takes a block's place on a reused step and hands its streams on; the last one adds the forecast residual.
-
-    Attributes are the block's own.
-    """
-
-    def __init__(self, block: nn.Module, part: Part, layout: Layout, head: bool, tail: bool) -> None:
-        self.block, self.part, self.returns = block, part, layout.returns
-        self.name, self.position = layout.streams[0].name, layout.streams[0].position
-        self.keeps_entry, self.adds = head and part.sealed, tail
-
-    def __getattr__(self, name: str) -> Any:
-        if "block" not in self.__dict__:  # while a copy is being made
-            raise AttributeError(name)
-        return getattr(self.block, name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the block would, in form."""
-        if self.keeps_entry:
-            self.part.enter(args, kwargs, True)
-        if self.returns is None:
-            x = kwargs[self.name] if self.name in kwargs else args[self.position]
-            return self.part.add(x, 0) if self.adds else x
-        out: tuple[Any, ...] = ()
-        for name, place in self.returns:
-            out += (kwargs[name] if name in kwargs else args[place],)
-        return self.part.add_to_all(out) if self.adds else out
-
-
-class Tap:
-    """What the block lists of one denoiser and its runner share.
-
-    Attributes:
-        active: True while a tracked call is inside the denoiser; outside it the lists iterate as ever.
-        reuse: True if this call is reused.
-        watch_all: False once a watched pass has shown that nothing is added between blocks for this kind of call.
-        parts: the stack, in execution order.
-    """
-
-    def __init__(self, denoiser: nn.Module, blocks: Sequence[str] | None = None) -> None:
-        self.active = False
-        self.reuse = False
-        self.watch_all = True
-        self.names = find_stack(denoiser, blocks)
-        self.lists: list[nn.ModuleList] = [denoiser.get_submodule(name) for name in self.names]  # type: ignore[misc]
-        self._plain: list[tuple[type[nn.ModuleList], tuple[nn.Module, ...]]] = []
-        self.layouts = [read_layout(denoiser, name) for name in self.names]
-        self.groups = _group(self.layouts)
-        self.parts = [Part(self.layouts[group[0]].streams, family(denoiser)) for group in self.groups]
-
-    def attach(self) -> None:
-        """Swap the class of every list, so that its iteration asks this tap."""
-        for i, blocks in enumerate(self.lists):
-            self._plain.append((type(blocks), ()))
-            self._prepare(i)
-            blocks.__class__ = _tapped(type(blocks))
-
-    def refresh(self) -> None:
-        """Prepare the lists again in which a block has been replaced."""
-        for i, blocks in enumerate(self.lists):
-            if tuple(blocks._modules.values()) != self._plain[i][1]:
-                self._prepare(i)
-
-    def _prepare(self, i: int) -> None:
-        """Lay out what the iteration of list ``i`` yields: watched blocks, watched ends only, or stand-ins."""
-        blocks = tuple(self.lists[i]._modules.values())
-        group, part = next((g, p) for g, p in zip(self.groups, self.parts, strict=True) if i in g)
-        ends = [(i == group[0] and k == 0, i == group[-1] and k == len(blocks) - 1) for k in range(len(blocks))]
-        placed = [*zip(blocks, ends, strict=True)]
-        self._plain[i] = (self._plain[i][0], blocks)
-        self.lists[i].__dict__.update(
-            _tap=self,
-            _watched=[Watched(block, part, *end) for block, end in placed],
-            _ends=[End(block, part, *end) if any(end) else block for block, end in placed],
-            _stand_ins=[StandIn(block, part, self.layouts[i], *end) for block, end in placed],
-        )
-
-    def detach(self) -> None:
-        """Give every list its own class back."""
-        for blocks, (cls, _) in zip(self.lists, self._plain, strict=False):
-            for name in ("_tap", "_watched", "_ends", "_stand_ins"):
-                blocks.__dict__.pop(name, None)
-            blocks.__class__ = cls
-        self._plain = []
-
-    def release(self) -> None:
-        """Drop every tensor."""
+    def begin(self, reused: bool | Collection[int], forecast: Forecast | None) -> None:
+        """Take the forecast for the pass that follows."""
+        self.reused = bool(reused)
         for part in self.parts:
-            part.release()
+            part.forecast = forecast
 
-    @property
-    def open(self) -> bool:
-        """True if something was added between blocks in the last watched pass."""
-        return True in [part.open for part in self.parts]
+    def end(self) -> None:
+        """Nothing to do: the tap is told."""
 
     def captured(self) -> Residual | None:
         """The residuals of the last computed pass, all streams of all parts; None if one is missing."""
@@ -232,16 +66,148 @@ class Tap:
             whole += part.captured
         return whole
 
-    def load(self, history: Sequence[Residual], weights: Sequence[float] | None) -> None:
-        """Hand the residuals (oldest first) that the next pass adds to the parts.
-
-        Weights travel as tensors: torch.compile would build floats into the graph and make a new one at every step.
-        """
-        streams = tuple(zip(*history, strict=True))
-        as_tensors = None if weights is None else torch.tensor(weights).unbind()
+    def release(self) -> None:
+        """Drop every tensor."""
         for part in self.parts:
-            count = len(part.streams)
-            part.history, streams, part.weights = streams[:count], streams[count:], as_tensors
+            part.release()
+
+
+class Tap:
+    """What the block lists of one denoiser and its runner share.
+
+    Attributes:
+        active: True while a tracked call is inside the denoiser; outside it the lists iterate as ever.
+        reuse: True if this pass runs stand-ins; while ``ask`` is to be asked, its answer decides.
+        watch_all: False once a watched pass has shown that nothing is added between blocks for this kind of call.
+        order: (list, block) of every block, in execution order.
+        places: the ranges that the strategy asked for.
+        ask: told what entered the stack and what came out of the probe, says whether to reuse; None once it was asked.
+        listening: True for a pass in which ``ask`` is asked.
+    """
+
+    def __init__(
+        self,
+        denoiser: nn.Module,
+        blocks: Sequence[str] | None = None,
+        sites: Sequence[Stack] = (Stack(),),
+        probe: int | None = None,
+    ) -> None:
+        self.active = self.reuse = self.listening = False
+        self.watch_all = True
+        self.ask: Ask | None = None
+        self.entered: Any = None
+        self.names = find_stack(denoiser, blocks)
+        self.lists: list[nn.ModuleList] = [denoiser.get_submodule(name) for name in self.names]  # type: ignore[misc]
+        self.layouts = [read_layout(denoiser, name) for name in self.names]
+        self.row, self.groups = family(denoiser), _group(self.layouts)
+        self.order = _order([len(blocks) for blocks in self.lists], self.row.interleaved)
+        self.places = [StackPlace(site, self) for site in sites]
+        self.probe = probe
+        self._classes: list[type[nn.ModuleList]] = []
+        self._blocks: list[tuple[nn.Module, ...]] = []
+        self._chosen: Any = None
+        self._hook: Any = None
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """Every block, in execution order."""
+        return [self.lists[i][k] for i, k in self.order]
+
+    def attach(self) -> None:
+        """Swap the class of every list, so that its iteration asks this tap."""
+        self._prepare()
+        for blocks in self.lists:
+            self._classes.append(type(blocks))
+            blocks.__class__ = _tapped(type(blocks))
+        if self.probe == 0:
+            self._hook = _attention(self.blocks[0]).register_forward_pre_hook(self._inside, with_kwargs=True)
+
+    def _inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Ask at the attention of the first block, and leave the block if the pass is reused."""
+        if self.active and self.ask is not None:
+            ask, self.ask = self.ask, None
+            self.reuse = ask(None, args[0] if args else next(iter(kwargs.values())))
+            if self.reuse:
+                raise Reuse
+
+    def detach(self) -> None:
+        """Give every list its own class back."""
+        for blocks, cls in zip(self.lists, self._classes, strict=False):
+            for name in ("_tap", "_watched", "_ends", "_stand_ins", "_asking"):
+                blocks.__dict__.pop(name, None)
+            blocks.__class__ = cls
+        self._classes = []
+        if self._hook is not None:
+            self._hook.remove()
+
+    def refresh(self) -> None:
+        """Prepare the lists again if a block has been replaced."""
+        if self._blocks != [tuple(blocks._modules.values()) for blocks in self.lists]:
+            self._prepare()
+
+    def begin(self, hollow: bool, ask: Ask | None) -> None:
+        """Choose what the lists yield in the pass that follows, once the places have been told."""
+        self.ask, self.listening = ask, ask is not None
+        self.reuse = hollow
+        chosen = []
+        for place in self.places:
+            chosen.append(place.reused)
+            self.reuse = self.reuse or place.reused
+        if self.reuse and self._chosen != (hollow or chosen):
+            self._chosen = hollow or chosen
+            for i, blocks in enumerate(self.lists):
+                stand_ins = [self._stand_in(i, k, chosen, hollow) for k in range(len(self._blocks[i]))]
+                blocks.__dict__["_stand_ins"] = stand_ins
+        self.active = True
+
+    def end(self) -> None:
+        """The pass is over, however it ended."""
+        self.active, self.ask, self.entered = False, None, None
+
+    def _prepare(self) -> None:
+        """Lay out what the iteration of the lists yields: all watched, or watched ends only, or what is to be asked."""
+        self._blocks = [tuple(blocks._modules.values()) for blocks in self.lists]
+        self._chosen = None
+        for i, blocks in enumerate(self.lists):
+            watched, ends = [], []
+            for k, block in enumerate(self._blocks[i]):
+                marks = [mark for place in self.places if (mark := place.mark((i, k), self._group_of(i))) is not None]
+                at_end = [mark for mark in marks if mark.head or mark.tail]
+                watched.append(Watched(block, marks) if marks else block)
+                ends.append(End(block, at_end) if at_end else block)
+            blocks.__dict__.update(_tap=self, _watched=watched, _ends=ends)
+        if self.probe is not None:
+            for i, blocks in enumerate(self.lists):
+                blocks.__dict__["_asking"] = [self._asked(i, k) for k in range(len(self._blocks[i]))]
+
+    def _asked(self, i: int, k: int) -> Any:
+        """What stands for a block in a pass that is decided under way."""
+        place, block = self.order.index((i, k)), self._blocks[i][k]
+        assert self.probe is not None
+        if place < self.probe:
+            return Probe(self, block, self.layouts[i].streams[0], place == 0, place == self.probe - 1)
+        every = [True] * len(self.places)
+        computed = [self.lists[i].__dict__[name][k] for name in ("_watched", "_ends")]
+        return (Entry if place == 0 else Either)(self, block, computed, self._stand_in(i, k, every, False))
+
+    def _stand_in(self, i: int, k: int, chosen: Sequence[bool], hollow: bool) -> Any:
+        """What stands for a block when these places are reused: the block itself where none of them covers it."""
+        block, layout = self._blocks[i][k], self.layouts[i]
+        if hollow:
+            return StandIn(block, layout, None)
+        for place, reused in zip(self.places, chosen, strict=True):
+            mark = place.mark((i, k), self._group_of(i)) if reused else None
+            if mark is not None:
+                return StandIn(block, layout, mark)
+        return block
+
+    def _group_of(self, i: int) -> list[int]:
+        return next(group for group in self.groups if i in group)
+
+    @property
+    def open(self) -> bool:
+        """True if something was added between blocks in the last watched pass."""
+        return True in [part.open for place in self.places for part in place.parts]
 
 
 class TappedList(nn.ModuleList):
@@ -253,6 +219,8 @@ class TappedList(nn.ModuleList):
         tap = self._tap
         if tap is None or not tap.active:
             return super().__iter__()
+        if tap.listening:
+            return iter(self._asking)  # type: ignore[arg-type]
         if tap.reuse:
             return iter(self._stand_ins)  # type: ignore[arg-type]
         if torch.compiler.is_dynamo_compiling() or tap.watch_all:
@@ -260,20 +228,42 @@ class TappedList(nn.ModuleList):
         return iter(self._ends)  # type: ignore[arg-type]
 
 
-def _version(x: torch.Tensor) -> int:
-    """Number of in-place writes to ``x``; inference tensors and traced ones do not count theirs."""
-    return 0 if torch.compiler.is_dynamo_compiling() or x.is_inference() else x._version
-
-
-def _may_have_changed(x: torch.Tensor, version: int, in_doubt: bool) -> bool:
-    """True if somebody has written into ``x`` since; ``in_doubt`` for inference tensors, which cannot tell."""
-    if torch.compiler.is_dynamo_compiling():
-        return False
-    return in_doubt if x.is_inference() else x._version != version
-
-
 def _tapped(cls: type[nn.ModuleList]) -> type[nn.ModuleList]:
     return TappedList if cls is nn.ModuleList else type(cls.__name__, (TappedList, cls), {"__module__": cls.__module__})
+
+
+def _attention(block: nn.Module) -> nn.Module:
+    """The first attention of a block, whose input is what the timestep has modulated."""
+    for name, module in block.named_modules():
+        if re.match(r"attn|attention|self_attn", name.rpartition(".")[2]):
+            return module
+    raise UnsupportedModelError(
+        f"{type(block).__name__} has no attention whose input could be listened to (it has "
+        f"{', '.join(name for name, _ in block.named_children())}). Allowed: a strategy that needs no such signal."
+    )
+
+
+def _order(lengths: Sequence[int], interleaved: bool) -> list[Position]:
+    """Every (list, block) in execution order."""
+    if interleaved:
+        return [(i, k) for k in range(max(lengths)) for i, length in enumerate(lengths) if k < length]
+    return [(i, k) for i, length in enumerate(lengths) for k in range(length)]
+
+
+def _range(site: Stack, count: int) -> slice:
+    """The blocks of a stack of ``count`` that a site covers."""
+
+    def index(value: float) -> int:
+        value = round(value * count) if isinstance(value, float) else value
+        return value + count if value < 0 else value
+
+    start, stop = index(site.start), count if site.stop is None else index(site.stop)
+    if not 0 <= start < stop <= count:
+        raise UnsupportedModelError(
+            f"the stack has {count} blocks, and blocks {start} to {stop - 1} of it were asked for. Allowed: at least "
+            f"one block within 0 to {count - 1}; choose a smaller number of blocks for this model."
+        )
+    return slice(start, stop)
 
 
 def _group(layouts: Sequence[Layout]) -> list[list[int]]:

@@ -42,6 +42,7 @@ class Family:
         sealed: what the model adds between blocks is computed from the blocks' own output, so it must be cached with
             the residual instead of being taken fresh.
         in_place: the model adds control inputs into the tensor that a block returned.
+        interleaved: the model runs one block of each of its lists in turn.
         refused: why the family cannot be cached yet.
     """
 
@@ -49,6 +50,7 @@ class Family:
     returns: tuple[tuple[str, tuple[str, ...]], ...] = ()
     sealed: bool = False
     in_place: bool = False
+    interleaved: bool = False
     refused: str = ""
 
 
@@ -59,6 +61,7 @@ FAMILIES: dict[str, Family] = {
     "ZImageTransformer2DModel": Family(ascending=True),
     "OmniGenTransformer2DModel": Family(ascending=True),
     "MochiTransformer3DModel": Family(ascending=True),
+    "LatteTransformer3DModel": Family(interleaved=True),
     "ChromaTransformer2DModel": Family(in_place=True),
     "ConsisIDTransformer3DModel": Family(sealed=True),
     "WanAnimateTransformer3DModel": Family(sealed=True),
@@ -95,10 +98,12 @@ class Layout:
 
     Attributes:
         streams: the streams that are cached; the first is the main one.
+        texts: further streams, which only blocks read.
         returns: for blocks that return a tuple, (parameter name, position) of every element; None for a bare tensor.
     """
 
     streams: tuple[Stream, ...]
+    texts: tuple[Stream, ...]
     returns: tuple[tuple[str, int], ...] | None
 
 
@@ -112,6 +117,18 @@ def family(denoiser: nn.Module) -> Family:
     if row.refused:
         raise UnsupportedModelError(f"{type(denoiser).__name__} cannot be cached: {row.refused}.")
     return row
+
+
+def is_unet(denoiser: nn.Module) -> bool:
+    """True if the blocks are joined by skip connections between a way down and a way up."""
+    return hasattr(denoiser, "down_blocks") and hasattr(denoiser, "up_blocks")
+
+
+def block_lists(denoiser: nn.Module, blocks: Sequence[str] | None = None) -> tuple[str, ...]:
+    """Names of the lists that hold the blocks of a transformer or of a UNet."""
+    if is_unet(denoiser) and blocks is None:
+        return ("down_blocks", "up_blocks")
+    return find_stack(denoiser, blocks)
 
 
 def find_stack(denoiser: nn.Module, blocks: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -133,11 +150,6 @@ def find_stack(denoiser: nn.Module, blocks: Sequence[str] | None = None) -> tupl
                 f"{type(denoiser).__name__}. Its lists: {', '.join(lists) or 'none'}."
             )
         return tuple(blocks)
-    if hasattr(denoiser, "down_blocks") and hasattr(denoiser, "up_blocks"):
-        raise UnsupportedModelError(
-            f"{type(denoiser).__name__} is a UNet: its blocks are joined by skip connections, so there is no stack "
-            "whose residual could be cached. Use a transformer denoiser."
-        )
     found = tuple(name for name in lists if name in STACK_NAMES)
     if found:
         return found
@@ -160,7 +172,7 @@ def read_layout(denoiser: nn.Module, name: str) -> Layout:
     row = dict(family(denoiser).returns).get(name)
     returned = row if row is not None else _returned_names(forward)
     if parameters and returned is not None and len(returned) == 1:
-        return Layout((Stream(parameters[0], 0, None),), None)
+        return Layout((Stream(parameters[0], 0, None),), (), None)
     if not parameters or returned is None or not set(returned) <= set(parameters):
         raise UnsupportedModelError(
             f"{type(block).__name__} ({name} of {type(denoiser).__name__}): cannot tell how it takes and returns its "
@@ -168,8 +180,10 @@ def read_layout(denoiser: nn.Module, name: str) -> Layout:
             "a tuple is returned as the parameters' own names."
         )
     places = tuple((parameter, parameters.index(parameter)) for parameter in returned)
-    cached = [Stream(parameter, place, i) for i, (parameter, place) in enumerate(places) if not _is_text(parameter)]
-    return Layout(tuple(sorted(cached, key=lambda stream: stream.position)), places)
+    streams = [Stream(parameter, place, i) for i, (parameter, place) in enumerate(places)]
+    cached = [stream for stream in streams if not _is_text(stream.name)]
+    texts = tuple([stream for stream in streams if _is_text(stream.name)])
+    return Layout(tuple(sorted(cached, key=lambda stream: stream.position)), texts, places)
 
 
 def _is_text(name: str) -> bool:

@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from cachedit.feature.blocks import Residual
+from cachedit.feature.place import Residual
 
 MOST_BRANCHES = 16  # a host that invents a label per step must not fill the memory
 
@@ -25,10 +25,6 @@ class History:
         self._rings: dict[str, deque[tuple[int, Residual]]] = {}
         self._origins: dict[str, list[tuple[torch.device, torch.dtype]]] = {}
 
-    def has_all(self, branches: list[str]) -> bool:
-        """True if every one of these branches has a residual."""
-        return self._rings.keys() >= set(branches)
-
     def push(self, branch: str, step: int, residual: Residual) -> None:
         """Keep the residual of a step; the oldest one beyond ``depth`` is dropped."""
         self._origins[branch] = [(r.device, r.dtype) for r in residual]
@@ -38,18 +34,18 @@ class History:
         if len(self._rings) > MOST_BRANCHES:
             self.drop(next(iter(self._rings)))
 
-    def newest(self, branch: str) -> int:
-        """Step of the newest residual of a branch; -1 if it has none."""
-        ring = self._rings.get(branch)
-        return ring[-1][0] if ring else -1
-
     def steps(self, branch: str) -> list[int]:
         """Steps of the residuals of a branch, oldest first."""
         return [step for step, _ in self._rings.get(branch, ())]
 
-    def of(self, branch: str) -> list[Residual]:
-        """Residuals of a branch, oldest first, on the device and in the dtype in which they were computed."""
-        kept = [residual for _, residual in self._rings[branch]]
+    def has(self, branch: str) -> bool:
+        """True if there is a residual of a branch."""
+        return branch in self._rings
+
+    def of(self, branch: str, count: int | None = None) -> list[Residual]:
+        """The newest ``count`` residuals of a branch, oldest first, where and as they were computed; all by default."""
+        ring = self._rings[branch]
+        kept = [ring[-1][1]] if count == 1 else [residual for _, residual in ring]
         if self.device is None and self.dtype is None:
             return kept
         origins = self._origins[branch]

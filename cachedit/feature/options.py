@@ -22,6 +22,8 @@ class Options:
         few_step_guard: never reuse in runs of 4 steps or fewer, and at most one step in a row up to 8 steps.
         cache_device: where residuals are kept; None: where they are computed.
         cache_dtype: how residuals are kept; None: as they are computed.
+        process_group: ranks that run one model and must hear one signal; None for a model on one rank, and for
+            diffusers' context parallelism, whose ranks are found.
     """
 
     blocks: tuple[str, ...] | None = None
@@ -31,6 +33,7 @@ class Options:
     few_step_guard: bool = True
     cache_device: torch.device | None = None
     cache_dtype: torch.dtype | None = None
+    process_group: Any = None
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], Options]:

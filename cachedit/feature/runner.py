@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
-from cachedit.feature.arguments import call_signature, changed_inputs, find_time
-from cachedit.feature.blocks import Tap
-from cachedit.feature.clock import Clock
-from cachedit.feature.history import History
+from cachedit.feature.arguments import call_signature, changed_inputs, find_time, main_input
+from cachedit.feature.kept import Kept
+from cachedit.feature.network import Network
+from cachedit.feature.outputs import second_half
+from cachedit.feature.parts import Ask
+from cachedit.feature.plan import Plan
 from cachedit.feature.session import Session
-from cachedit.profile import Profile
 from cachedit.run import Step
-from cachedit.strategy import Context, FeatureStrategy
 
 ATTRIBUTE = "_cachedit"
-ACCELERATOR_LAG = 2
 
 
 class Runner:
@@ -32,30 +28,25 @@ class Runner:
 
     Attributes:
         expert: name of the denoiser in its pipeline.
-        history: computed residuals of its branches.
-        computed: steps of this run at which it was computed, all branches together.
-        first_step: first step of this run at which it was called.
+        network: the places in it.
+        kept: what was computed of them.
+        plan: what the strategy is asked about it.
         branch_missing: why the branch of the current call has no residual; None if it has one.
     """
 
-    computed: list[int]
-    first_step: int
-    _context: Context | None
     _pending: Step | None
     _step: Step | None
     _signatures: dict[str, tuple[Any, ...]]
     _closed_calls: set[tuple[Any, ...]]
-    _why_missing: dict[str, str]
-    _unchecked: deque[tuple[Step, list[torch.Tensor]]]
 
     def __init__(self, denoiser: nn.Module, expert: str, session: Session) -> None:
         self.expert, self.session = expert, session
         self.denoiser: Any = denoiser
-        options = session.options
-        self.tap = Tap(self.denoiser, options.blocks)
-        self.history = History(session.strategy.history, options.cache_device, options.cache_dtype)
+        strategy, options = session.strategy, session.options
+        self.network = Network(denoiser, strategy, options.blocks)
+        self.kept = Kept(self.network.places, strategy, options)
+        self.plan = Plan(self.network, self.kept, session, expert)
         self.time_name, self.time_position = find_time(self.denoiser, options.timestep_arg)
-        self._weighs = type(session.strategy).weights is not FeatureStrategy.weights
         self.label: str | None = None
         self.branch_missing: str | None = None
         self._handles: list[Any] = []
@@ -66,10 +57,11 @@ class Runner:
     def attach(self) -> None:
         """Put the hooks in place."""
         denoiser = self.denoiser
-        self.tap.attach()
+        self.network.attach()
+        after = self.after if self.network.traceable else torch.compiler.disable(self.after)
         self._handles = [
             denoiser.register_forward_pre_hook(self.before, with_kwargs=True),
-            denoiser.register_forward_hook(self.after, with_kwargs=True, always_call=True),
+            denoiser.register_forward_hook(after, with_kwargs=True, always_call=True),
         ]
         if hasattr(denoiser, "cache_context"):
             denoiser.__dict__["cache_context"] = self.cache_context
@@ -82,7 +74,7 @@ class Runner:
             handle.remove()
         denoiser.__dict__.pop("cache_context", None)
         denoiser.__dict__.pop(ATTRIBUTE, None)
-        self.tap.detach()
+        self.network.detach()
         self.forget()
 
     @contextmanager
@@ -98,66 +90,110 @@ class Runner:
     # -- one call -------------------------------------------------------------------------------------------------
 
     @torch.compiler.disable
-    def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def before(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Decide whether this call is computed or reused; never traced."""
-        session, tap = self.session, self.tap
+        session, network = self.session, self.network
         thread = session.enter()
-        if tap.active:  # the last call was broken off in a way that no hook is told of (Ctrl-C)
+        if network.active:  # the last call was broken off in a way that no hook is told of (Ctrl-C)
             self._abandon()
         if torch.is_grad_enabled() or denoiser.training:
             if not denoiser.training:
                 session.warn("grad", "bypassed, because grad is enabled: run the model under torch.no_grad().")
-            return
+            return None
         if self._pending is not None:  # the last call was traced, and a CUDA graph will write over what it returned
             self._commit(self._pending, copy=True)
         self._locate(args, kwargs, thread)
-        compute, reason = session.decide(self)
         clock, run = session.clock, session.run
-        step = Step(clock.step, clock.timestep, clock.sigma, clock.branch, self.expert, compute, reason)
+        step = self._step = Step(clock.step, clock.timestep, clock.sigma, clock.branch, self.expert, True)
         assert run is not None
         run.steps.append(step)
         if clock.at_last_step:
             run.status = "finished"
-        tap.reuse = not compute
-        if compute:
-            tap.watch_all = self._signatures[clock.branch] not in self._closed_calls
+        ask = self._listen(step, args, kwargs)
+        if ask is None:
+            self._decide(step)
+        if step.computed:
             self._pending = step
-        else:
-            weights = session.strategy.weights(self._context_of_branch()) if self._weighs else None
-            tap.load(self.history.of(clock.branch), weights)
-        self._step, self._started = step, time.perf_counter()
-        tap.active = True
+        self._started = time.perf_counter()
+        network.begin(ask, self._leads, self._signatures[clock.branch] not in self._closed_calls)
+        return self._halved(args, kwargs) if network.guidance is not None else None
 
-    def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+    def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Keep what was computed. Under torch.compile this is traced, so the next call keeps it."""
         if torch.compiler.is_dynamo_compiling():
-            self.tap.active = False
+            self.network.tap.active = False  # type: ignore[union-attr]
             self.session.in_flight = None
         elif self.session.leave():
-            self._finish(failed=output is None)
+            return self._finish(args, kwargs, output)
+        return None
 
-    def _finish(self, failed: bool) -> None:
-        self.tap.active = False
+    def _finish(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        network = self.network
+        network.end()
         step, self._step = self._step, None
         if step is None:
-            return
+            return None
         step.ms = (time.perf_counter() - self._started) * 1e3
-        if failed:
+        given = None
+        if output is None:
             self._abandon()
-        elif step.computed:
-            if not self.tap.open:
+        else:
+            if network.ends or self.plan.listener is not None:
+                given = network.leave(main_input(args, kwargs, self.time_name), output)
+                if self.plan.listener is not None and self._leads:
+                    self.plan.listener.signal.observe(given)
+            if step.computed and not network.open:
                 self._closed_calls.add(self._signatures[step.branch])
-            self._commit(step)
+            if step.computed or self.plan.chooses:
+                self._commit(step)
         if self.session.clock.at_last_step:
-            self.history.drop(step.branch)
-        self.tap.release()
+            self.kept.drop(step.branch)
+        network.release()
+        return given
 
     def _abandon(self) -> None:
         """Undo a call that failed: no record, no residual, and its branch may be called again."""
-        self.tap.active = False
-        self.tap.release()
+        self.network.end()
+        self.network.release()
         self._pending = self._step = None
         self.session.retract()
+
+    # -- what is decided ------------------------------------------------------------------------------------------
+
+    def _listen(self, step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ask | None:
+        """Measure what can be measured now; returns what is to be asked inside the stack, if the signal lies there."""
+        listener = self.plan.listener
+        self._leads = self.session.decided_for != (step.index, self)
+        if listener is None or not self._leads:
+            return None
+        if listener.where == "input":
+            step.signal = listener.hear(main_input(args, kwargs, self.time_name), None)
+            return None
+        self.network.load([False] * len(self.network.places), [None] * len(self.network.places))
+        return self._asked
+
+    @torch.compiler.disable
+    def _asked(self, entered: Any, left: Any) -> bool:
+        """Measure the signal inside the stack, decide, and say whether to reuse."""
+        step, listener = self._step, self.plan.listener
+        assert step is not None
+        assert listener is not None
+        step.signal = listener.hear(entered, left)
+        self._decide(step)
+        if not step.computed:
+            self._pending = None
+        return not step.computed
+
+    def _decide(self, step: Step) -> None:
+        compute, step.reason = self.session.decide(self)
+        self.plan.load(step, compute, self._leads)
+
+    def _halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The second half of a batch of two branches, where the first is forecast from it."""
+        if not self.network.halves:
+            return None
+        batch = len(main_input(args, kwargs, self.time_name))
+        return second_half(args, batch), second_half(kwargs, batch)
 
     def _locate(self, args: tuple[Any, ...], kwargs: dict[str, Any], thread: int) -> None:
         """Find run, step and branch of the call, and whether the branch has a residual to reuse."""
@@ -169,15 +205,17 @@ class Runner:
             session.clock.reset()  # another shape, dtype or device of the main input is another run
             session.locate(time_value, self.label, condition, thread)
             branch, before = session.clock.branch, None
-        if self.first_step < 0:
-            self.first_step = session.clock.step
-        newest = self.history.newest(branch)
+        if self.plan.first_step < 0:
+            self.plan.first_step = session.clock.step
+        if before is None and self.network.guidance is not None:
+            self.network.guidance.look_at(main_input(args, kwargs, self.time_name))
+        newest = self.kept.full.get(branch, -1)
         if before is not None and before != signature:
-            self.history.drop(branch)
+            self.kept.drop(branch)
             self.branch_missing = f"input changed: {', '.join(changed_inputs(before, signature))}"
         elif newest < 0:
-            self.branch_missing = self._why_missing.get(branch, "no residual yet")
-        elif newest < self.computed[-1] < session.clock.step:
+            self.branch_missing = self.kept.why_missing.get(branch, "no residual yet")
+        elif newest < self.plan.computed[-1] < session.clock.step:
             self.branch_missing = "its residual is older than the other branches'"
         else:
             self.branch_missing = None
@@ -193,78 +231,37 @@ class Runner:
             "the argument that holds it: cachedit.wrap(..., timestep_arg=NAME)."
         )
 
-    def context(self, clock: Clock, profile: Profile | None) -> Context:
-        """What the strategy may look at: one object per run, moved along."""
-        context = self._context
-        if context is None:
-            start, steps = self.session.expert_span(self)
-            context = self._context = Context(
-                schedule=clock.schedule,
-                computed_steps=self.computed,
-                profile=profile,
-                expert=self.expert,
-                expert_start=start,
-                expert_steps=steps,
-            )
-        context.step, context.timestep, context.sigma = clock.step, clock.timestep, clock.sigma
-        context.branch = clock.branch
-        return context
-
-    def _context_of_branch(self) -> Context:
-        """What the strategy saw when it decided, with the steps of the residuals that its weights go with."""
-        branch = self.session.clock.branch
-        return replace(self.session.context, branch=branch, computed_steps=self.history.steps(branch))
-
     # -- what was computed ----------------------------------------------------------------------------------------
 
     def _commit(self, step: Step, copy: bool = False) -> None:
-        """Move the residual of the last computed pass into the history, unless it is not finite."""
+        """Move what the last pass captured into the histories, unless it is not finite."""
         self._pending = None
-        residual = self.tap.captured()
-        if residual is None:
-            raise UnsupportedModelError(
-                f"{type(self.denoiser).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so "
-                "nothing can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
-            )
-        if self.session.computes and self.computed[-1:] != [step.index]:
-            self.computed.append(step.index)
-        if self.session.observer is not None:
-            self.session.observer(step, residual)
-        if copy:
-            residual = tuple([r.clone() for r in residual])
-        on_cpu = residual[0].device.type == "cpu"
-        self._unchecked.append((step, [r.sum(dtype=torch.float32) for r in residual]))
-        self._why_missing.pop(step.branch, None)
-        self.history.push(step.branch, step.index, residual)
+        captured = self.network.captured()
+        if step.computed:
+            self.network.check_reached(captured)
+            if self.session.computes and self.plan.computed[-1:] != [step.index]:
+                self.plan.computed.append(step.index)
+            if self.session.observer is not None:
+                self.session.observer(step, self.network.places, captured)
+            self.kept.computed(step.branch, step.index)
+        for k, residual in enumerate(captured):
+            if residual is not None:
+                if copy:
+                    residual = tuple([r.clone() for r in residual])
+                self.kept.push(k, step.branch, step.index, residual, self.network.halves)
         self.session.note_bytes()
-        self._check_finite(0 if on_cpu else ACCELERATOR_LAG)
-        for part in self.tap.parts:
-            part.captured = None
-
-    def _check_finite(self, lag: int) -> None:
-        """Drop residuals that were not finite.
-
-        On an accelerator the answer is read ``lag`` steps later, when it has long been computed, so the host does not
-        wait for the device.
-        """
-        while self._unchecked and self._unchecked[0][0].index <= self.session.clock.step - lag:
-            step, magnitudes = self._unchecked.popleft()
-            if not all(map(math.isfinite, map(float, magnitudes))):
-                self.history.drop(step.branch)
-                self._why_missing[step.branch] = "the last residual was not finite"
-                self.session.warn("finite", "a residual was not finite; it is dropped, and the next step is computed.")
+        if self.kept.not_finite(step.index):
+            self.session.warn("finite", "a residual was not finite; it is dropped, and the next step is computed.")
 
     def forget(self) -> None:
         """Drop everything that belongs to a run."""
-        self.history.drop()
-        self.tap.release()
-        self.tap.active = False
+        self.kept.forget()
+        self.network.end()
+        self.network.release()
+        self.plan.forget()
         self._forget_run()
 
     def _forget_run(self) -> None:
-        self.computed, self.first_step = [], -1
         self._pending = self._step = None
-        self._started = 0.0
-        self._signatures, self._closed_calls, self._why_missing = {}, set(), {}
-        self._unchecked = deque()
-        self._context = None
+        self._started, self._leads = 0.0, True
+        self._signatures, self._closed_calls = {}, set()

@@ -16,12 +16,15 @@ from cachedit.run import Run, Step
 from cachedit.strategy import Context, FeatureStrategy
 
 if TYPE_CHECKING:
-    from cachedit.feature.blocks import Residual
+    from collections.abc import Sequence
+
+    from cachedit.feature.place import Place, Residual
+    from cachedit.feature.plan import Plan
     from cachedit.feature.runner import Runner
 
 FEW_STEPS, SHORT_RUN = 4, 8
 _LOCK = Lock()
-Observer = Callable[[Step, "Residual"], None]
+Observer = Callable[[Step, "Sequence[Place]", "Sequence[Residual | None]"], None]
 
 
 class Pipeline:
@@ -79,7 +82,7 @@ class Session:
         self._owner: int | None = None
         self._calling: int | None = None
         self.context = Context()
-        self._decided: tuple[int, Runner] | None = None
+        self.decided_for: tuple[int, Runner] | None = None
         self._decision: tuple[bool, str] = (True, "")
         self._warned: set[str] = set()
 
@@ -130,7 +133,7 @@ class Session:
     def retract(self) -> None:
         """Take the record of the current call back, because it failed."""
         self.clock.retract()
-        self._decided = None
+        self.decided_for = None
         if self.run is not None and self.run.steps:
             self.run.steps.pop()
             self.run.status = "running"
@@ -161,10 +164,11 @@ class Session:
         """Begin the record of a new run."""
         self._end()
         for runner in self.runners:
-            runner.tap.refresh()
+            runner.network.refresh()
         self._owner = get_ident()
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         self.check_schedule("the model")
+        self.strategy.check_run(self.clock.schedule, self.profile)
 
     def check_schedule(self, driven: str) -> None:
         """Raise ValueError if the strategy must know the number of steps and ``driven`` does not tell it."""
@@ -176,17 +180,17 @@ class Session:
 
     def decide(self, runner: Runner) -> tuple[bool, str]:
         """(compute, reason) for the current call. The branches of a step share one decision."""
-        if self._decided != (self.clock.step, runner):
+        if self.decided_for != (self.clock.step, runner):
             missing = runner.branch_missing
             self._decision = self._decide(runner) if missing is None else (True, missing)
-            self._decided = (self.clock.step, runner)
+            self.decided_for = (self.clock.step, runner)
         elif runner.branch_missing is not None:
             return True, runner.branch_missing
         return self._decision
 
     def _decide(self, runner: Runner) -> tuple[bool, str]:
         clock, steps = self.clock, self.clock.schedule.num_steps
-        if not runner.history.has_all(clock.known):
+        if not runner.kept.full.keys() >= set(clock.known):
             return True, "another branch has no residual"
         guarded, length = self.options.few_step_guard, clock.step + 1 if steps is None else steps
         if guarded and length <= FEW_STEPS:
@@ -194,11 +198,12 @@ class Session:
                 True,
                 f"{FEW_STEPS} steps or fewer" if steps is not None else f"the run may have only {FEW_STEPS} steps",
             )
-        self.context = runner.context(clock, self.profile)
-        reason = self.strategy.should_compute(self.context)
+        self.context = runner.plan.context(clock, self.profile)
+        listener = runner.plan.listener
+        reason = (self.strategy if listener is None else listener).should_compute(self.context)
         if reason:
             return True, reason if isinstance(reason, str) else "schedule"
-        if guarded and length <= SHORT_RUN and clock.step - runner.computed[-1] > 1:
+        if guarded and length <= SHORT_RUN and clock.step - runner.plan.computed[-1] > 1:
             return True, f"one reused step in a row up to {SHORT_RUN} steps"
         return False, ""
 
@@ -207,18 +212,18 @@ class Session:
         """True if the current step is computed as such, and not only a branch that had nothing to reuse."""
         return self._decision[0]
 
-    def expert_span(self, runner: Runner) -> tuple[int, int | None]:
+    def expert_span(self, plan: Plan) -> tuple[int, int | None]:
         """First step of the schedule that belongs to this expert, and how many do (None when unknown)."""
         schedule, boundary = self.clock.schedule, self.pipeline.boundary if self.pipeline is not None else None
         if len(self.runners) != 2 or boundary is None or schedule.sigmas is None or schedule.num_steps is None:
-            return (0, schedule.num_steps) if len(self.runners) == 1 else (runner.first_step, None)
+            return (0, schedule.num_steps) if len(self.runners) == 1 else (plan.first_step, None)
         first = sum(1 for sigma in schedule.sigmas if sigma >= boundary)
-        return (0, first) if runner is self.runners[0] else (first, schedule.num_steps - first)
+        return (0, first) if plan is self.runners[0].plan else (first, schedule.num_steps - first)
 
     def note_bytes(self) -> None:
         """Keep the peak of what the histories hold."""
         if self.run is not None:
-            held = sum([runner.history.nbytes for runner in self.runners])
+            held = sum([runner.kept.nbytes for runner in self.runners])
             self.run.cache_bytes_peak = max(self.run.cache_bytes_peak, held)
 
     # -- the end of a run -----------------------------------------------------------------------------------------
@@ -232,7 +237,7 @@ class Session:
     def _end(self) -> None:
         for runner in self.runners:
             runner.forget()
-        self._decided = None
+        self.decided_for = None
         run, self.run = self.run, None
         if run is None:
             return

@@ -1,0 +1,149 @@
+"""What one denoiser has kept of its computed steps, and the forecasts made from it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cachedit.errors import ProfileError
+from cachedit.feature.history import History
+from cachedit.feature.options import Options
+from cachedit.feature.place import Forecast, Place, Residual
+from cachedit.strategy import Bands, Channels, Context, FeatureStrategy
+
+ACCELERATOR_LAG = 2
+
+
+class Kept:
+    """Histories of the places of one denoiser.
+
+    Attributes:
+        full: branch -> newest step at which all that it reaches was computed.
+        why_missing: branch -> why it has nothing to reuse although it was computed.
+    """
+
+    full: dict[str, int]
+    why_missing: dict[str, str]
+    _unchecked: deque[tuple[int, str, list[torch.Tensor]]]
+
+    def __init__(self, places: Sequence[Place], strategy: FeatureStrategy, options: Options) -> None:
+        self.strategy, self.places = strategy, places
+        self.histories = [History(strategy.depth, options.cache_device, options.cache_dtype) for _ in places]
+        self._weighs = type(strategy).weights is not FeatureStrategy.weights
+        self._corrects = type(strategy).correct is not FeatureStrategy.correct
+        self.plain = not self._weighs and not self._corrects
+        self._clusters: torch.Tensor | None = None
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything."""
+        for history in self.histories:
+            history.drop()
+        self.full, self.why_missing, self._unchecked = {}, {}, deque()
+
+    def drop(self, branch: str, why: str = "") -> None:
+        """Drop what a branch has; ``why`` is told when it is missed."""
+        for history in self.histories:
+            history.drop(branch)
+        self.full.pop(branch, None)
+        if why:
+            self.why_missing[branch] = why
+
+    def steps(self, k: int, branch: str) -> list[int]:
+        """Steps of what place ``k`` has of a branch, oldest first."""
+        return self.histories[k].steps(branch)
+
+    def push(self, k: int, branch: str, step: int, residual: Residual, halved: bool) -> None:
+        """Keep what place ``k`` captured; of a halved batch the other half is taken from the newest kept."""
+        if halved:
+            newest = self.histories[k].of(branch)[-1]
+            residual = tuple([torch.cat([old.chunk(2)[0], x]) for old, x in zip(newest, residual, strict=True)])
+        self._unchecked.append((step, branch, [r.sum(dtype=torch.float32) for r in residual]))
+        self.histories[k].push(branch, step, residual)
+
+    def computed(self, branch: str, step: int) -> None:
+        """Note that a branch was computed in full."""
+        self.full[branch] = step
+        self.why_missing.pop(branch, None)
+
+    def not_finite(self, step: int) -> str | None:
+        """Drop what was not finite; returns the branch that lost it, if any.
+
+        On an accelerator the answer is read two steps later, when it has long been computed, so the host does not wait
+        for the device.
+        """
+        lost = None
+        while self._unchecked:
+            then, branch, sums = self._unchecked[0]
+            if then > step - (0 if sums[0].device.type == "cpu" else ACCELERATOR_LAG):
+                break
+            self._unchecked.popleft()
+            if not all(map(math.isfinite, map(float, sums))):
+                self.drop(branch, "the last residual was not finite")
+                lost = branch
+        return lost
+
+    def has(self, k: int, branch: str) -> bool:
+        """True if place ``k`` has something of a branch."""
+        return self.histories[k].has(branch)
+
+    def newest(self, k: int, branch: str, halved: bool) -> list[Residual]:
+        """The newest that place ``k`` has of a branch, as a history of one; of a halved batch the second half."""
+        return self._cut(self.histories[k].of(branch, 1), halved)
+
+    def forecast(self, k: int, ctx: Context, trends: Sequence[float], halved: bool) -> Forecast:
+        """What place ``k`` gives on a reused pass of the branch of ``ctx``."""
+        history = self._cut(self.histories[k].of(ctx.branch), halved)
+        weights, low, cut = self._weights(ctx, trends) if self._weighs else (None, None, 0.0)
+        correction = self.strategy.correct(ctx) if self._corrects else None
+        rows = None if correction is None else (torch.tensor(correction[0]), torch.tensor(correction[1]))
+        return Forecast(history, weights, low, cut, rows)
+
+    def _cut(self, history: list[Residual], halved: bool) -> list[Residual]:
+        return [tuple([x.chunk(2)[1] for x in residual]) for residual in history] if halved else history
+
+    def _weights(self, ctx: Context, trends: Sequence[float]) -> tuple[Any, Any, float]:
+        """(weights, difference of the low band's, cut) as tensors that broadcast to the residuals.
+
+        They are tensors because torch.compile would build floats into the graph and make a new one at every step.
+        """
+        rows = self.strategy.weights(ctx)
+        if rows is None:
+            return None, None, 0.0
+        if isinstance(self.strategy.partition, Channels):
+            table = torch.tensor(rows)[self._cluster_of(self.strategy.partition.array, ctx)]  # [C, K]
+            return table.T.contiguous().unbind(), None, 0.0
+        if isinstance(self.strategy.partition, Bands):
+            low, high = torch.tensor(rows)
+            return high.unbind(), (low - high).unbind(), self.strategy.partition.cut
+        if len(trends) > 1:  # every sample by its own trend, [K, B, 1, 1]
+            ctx.trend = trends[0]
+            each = []
+            for trend in trends:
+                ctx.trend = trend
+                each.append(self.strategy.weights(ctx))
+            return torch.tensor(each).T[..., None, None].unbind(), None, 0.0
+        return torch.tensor(rows).unbind(), None, 0.0
+
+    def _cluster_of(self, array: str, ctx: Context) -> torch.Tensor:
+        """Cluster of every channel."""
+        if self._clusters is None:
+            assert ctx.profile is not None
+            rows = ctx.profile.arrays[array]
+            self._clusters = torch.tensor(next(iter(rows.values())), dtype=torch.long)
+            channels = {x.shape[-1] for residual in self.histories[0].of(ctx.branch, 1) for x in residual}
+            if channels != {len(self._clusters)}:
+                raise ProfileError(
+                    f"the profile has clusters for {len(self._clusters)} channels, and the model has "
+                    f"{', '.join(map(str, sorted(channels)))}. Calibrate for this model."
+                )
+        return self._clusters
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held."""
+        return sum([history.nbytes for history in self.histories])

@@ -1,0 +1,101 @@
+"""What the strategy is asked about one denoiser, and what follows from its answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from cachedit.feature.clock import Clock
+from cachedit.feature.kept import Kept
+from cachedit.feature.network import Network, Reused
+from cachedit.feature.place import Forecast
+from cachedit.feature.signals import Listener, shared_group
+from cachedit.profile import Profile
+from cachedit.run import Step
+from cachedit.strategy import Context, FeatureStrategy
+
+if TYPE_CHECKING:
+    from cachedit.feature.session import Session
+
+
+class Plan:
+    """Which places of a denoiser a step reuses, and with what.
+
+    Attributes:
+        listener: hears the strategy's signal; None for a static schedule.
+        chooses: True if the strategy chooses between its sites.
+        computed: steps of this run at which the denoiser was computed, all branches together.
+        first_step: first step of this run at which it was called.
+    """
+
+    computed: list[int]
+    first_step: int
+    _context: Context | None
+    _chosen: tuple[int, list[Reused]]
+
+    def __init__(self, network: Network, kept: Kept, session: Session, expert: str) -> None:
+        self.network, self.kept, self.session, self.expert = network, kept, session, expert
+        strategy = session.strategy
+        self.listener: Listener | None = None
+        if strategy.signal:
+            self.listener = Listener(strategy, session.options.process_group or shared_group(network.denoiser))
+        self.chooses = type(strategy).reuses is not FeatureStrategy.reuses
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop everything that belongs to a run."""
+        self.computed, self.first_step = [], -1
+        self._context, self._chosen = None, (-1, [])
+        if self.listener is not None:
+            self.listener.forget()
+
+    def context(self, clock: Clock, profile: Profile | None) -> Context:
+        """What the strategy may look at: one object per run, moved along."""
+        context = self._context
+        if context is None:
+            start, steps = self.session.expert_span(self)
+            context = self._context = Context(
+                schedule=clock.schedule,
+                computed_steps=self.computed,
+                profile=profile,
+                expert=self.expert,
+                expert_start=start,
+                expert_steps=steps,
+            )
+        context.step, context.timestep, context.sigma = clock.step, clock.timestep, clock.sigma
+        context.branch = clock.branch
+        return context
+
+    def load(self, step: Step, compute: bool, leads: bool) -> None:
+        """Hand every place that this call reuses its forecast, and note in ``step`` what that was."""
+        places = self.network.places
+        reused: list[Reused] = [False] * len(places) if compute else self._reused(step)
+        self.network.load(reused, [self._forecast(k, step.branch) if r else None for k, r in enumerate(reused)])
+        step.computed = not any(reused)
+        if self.listener is not None and leads:
+            self.listener.settle(step.index, step.computed)
+        if not compute and step.computed:
+            step.reason = "this branch has nothing to reuse"
+        if self.chooses:
+            step.sites = ", ".join([str(place.site) for place, r in zip(places, reused, strict=True) if r])
+
+    def _reused(self, step: Step) -> list[Reused]:
+        """Which places this branch reuses, at a step that is not computed. All branches of a step go together."""
+        if self._chosen[0] != step.index:
+            chosen: list[Reused] = [True] * len(self.network.places)
+            if self.chooses:
+                reuses = self.session.strategy.reuses
+                chosen = [reuses(self._context_of(k, step.branch), p.site) for k, p in enumerate(self.network.places)]
+            self._chosen = step.index, chosen
+        return [reused if self.kept.has(k, step.branch) else False for k, reused in enumerate(self._chosen[1])]
+
+    def _forecast(self, k: int, branch: str) -> Forecast:
+        if self.kept.plain:
+            return Forecast(self.kept.newest(k, branch, self.network.halves))
+        trends = self.listener.trends() if self.listener is not None else (1.0,)
+        return self.kept.forecast(k, self._context_of(k, branch), trends, self.network.halves)
+
+    def _context_of(self, k: int, branch: str) -> Context:
+        """What the strategy saw when it decided, with the steps of what place ``k`` has kept."""
+        site, steps = self.network.places[k].site, self.kept.steps(k, branch)
+        return replace(self.session.context, branch=branch, site=site, computed_steps=steps)

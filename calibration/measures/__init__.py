@@ -1,0 +1,7 @@
+"""Every measure, one file each. Importing the package fills ``Measure.registry``."""
+
+import importlib
+import pkgutil
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

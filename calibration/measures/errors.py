@@ -1,0 +1,119 @@
+"""How wrong a residual is some steps later: the tables from which schedules are solved."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import ClassVar
+
+import torch
+
+from cachedit.calibration.measure import Arrays, Measure, mean
+from cachedit.feature.place import Residual
+from cachedit.run import Step
+from cachedit.strategy import FeatureStrategy, Module, Output, Site, Stack
+
+GAPS = 10  # steps ahead; residuals of so many steps are held while a run is measured
+Table = dict[int, dict[int, float]]
+
+
+class _Errors(Measure):
+    """``error[i][g] = mean|y_i - y_{i+g}| / mean|y_{i+g}|`` of a site, averaged over prompts."""
+
+    array: ClassVar[str] = ""
+
+    def __init__(self, strategy: FeatureStrategy) -> None:
+        super().__init__(strategy)
+        self._runs: list[dict[str, Table]] = []
+
+    def start(self, k: int) -> None:
+        """A new table."""
+        self._runs.append({})
+        self._past: dict[tuple[str, str], deque[tuple[int, Residual]]] = {}
+
+    def key(self, site: Site, step: Step) -> str:
+        """Under which a table is stored."""
+        return step.branch
+
+    def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
+        """Compare the sites with what they gave at the steps before."""
+        for site in self.sites:
+            if site not in values:
+                continue
+            key = self.key(site, step)
+            past = self._past.setdefault((f"{key} {step.branch}", step.expert), deque(maxlen=GAPS))
+            for then, residual in past:
+                row = self._runs[-1].setdefault(key, {}).setdefault(then, {})
+                error = relative_l1(residual, values[site])
+                row[step.index - then] = max(error, row.get(step.index - then, 0.0))
+            past.append((step.index, values[site]))
+
+    def arrays(self) -> Arrays:
+        """The tables, rectangular: a short row repeats its last value."""
+        steps = 1 + max(then + max(row) for table in self._runs[0].values() for then, row in table.items())
+        gaps = min(GAPS, steps - 1)
+        return {
+            self.array: {
+                key: mean([_rectangular(run.get(key, {}), steps, gaps) for run in self._runs]) for key in self._runs[0]
+            }
+        }
+
+
+class ResidualError(_Errors):
+    """Of the whole stack's residual, per branch."""
+
+    array = "residual_error"
+    makes: ClassVar[dict[str, tuple[str, ...]]] = {"residual_error": ("step", "gap")}
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The whole stack."""
+        return (Stack(),)
+
+
+class OutputError(_Errors):
+    """Of the output minus the latent, per branch."""
+
+    array = "output_error"
+    makes: ClassVar[dict[str, tuple[str, ...]]] = {"output_error": ("step", "gap")}
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The output."""
+        return (Output(residual=True),)
+
+
+class ModuleError(_Errors):
+    """Of the modules before their gates, per kind; of several branches the worst."""
+
+    array = "module_error"
+    makes: ClassVar[dict[str, tuple[str, ...]]] = {"module_error": ("step", "gap")}
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """All kinds of modules."""
+        return (Module("attn"), Module("cross"), Module("mlp"))
+
+    def key(self, site: Site, step: Step) -> str:
+        """The kind."""
+        assert isinstance(site, Module)
+        return site.kind
+
+
+def relative_l1(then: Residual, now: Residual) -> float:
+    """mean|then - now| / mean|now| over all tensors of a site, each counted alike; 0 where both are zero."""
+    errors = []
+    for a, b in zip(then, now, strict=True):
+        moved, level = float((a.float() - b.float()).abs().mean()), float(b.float().abs().mean())
+        errors.append(moved / level if level > 0 else float(torch.tensor(moved > 0)) * 1e3)
+    return sum(errors) / len(errors)
+
+
+def _rectangular(table: Table, steps: int, gaps: int) -> list[list[float]]:
+    rows = []
+    for i in range(steps):
+        row = [0.0]
+        for gap in range(1, gaps + 1):
+            row.append(round(table.get(i, {}).get(gap, row[-1]), 6))
+        rows.append(row)
+    return rows

@@ -1,0 +1,134 @@
+"""A pipeline, the prompts to run it on, and the ways in which calibration runs it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from cachedit.feature.attachment import find_denoisers
+from cachedit.feature.families import block_lists
+from cachedit.feature.place import Place, Residual
+from cachedit.profile import Profile
+from cachedit.run import Step
+from cachedit.strategy import Context, FeatureStrategy, Site
+from cachedit.wrap import attach, cached, unwrap
+
+FRESH_SEEDS = 10_000  # far from the seeds of the prompts themselves
+Watcher = Callable[[Step, Mapping[Site, Residual]], None]
+
+
+@dataclass(frozen=True)
+class Watching(FeatureStrategy, abstract=True):
+    """Computes every step, with these sites under watch."""
+
+    watched: tuple[Site, ...] = ()
+    heard: str = ""
+
+    @property
+    def signal(self) -> str:  # type: ignore[override]
+        """What is heard at every step."""
+        return self.heard
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """What is watched."""
+        return self.watched
+
+    def should_compute(self, ctx: Context) -> bool | str:
+        """Always."""
+        return True
+
+
+class Trial:
+    """Runs of one pipeline on a few prompts, always from the same noise.
+
+    Args:
+        pipe: a diffusers pipeline; every run leaves it as it was.
+        prompts: one run each.
+        num_inference_steps: steps of every run.
+        seed: of the first prompt's generator; the next prompt uses ``seed + 1`` and so on.
+        call_options: further arguments of the pipeline call.
+        advance: called once per step of every run.
+        checkpoint: file in which a training keeps what it needs to go on after an interruption; None for none.
+    """
+
+    def __init__(
+        self,
+        pipe: Any,
+        prompts: Sequence[str],
+        num_inference_steps: int,
+        seed: int,
+        call_options: Mapping[str, Any],
+        advance: Callable[[], None],
+        checkpoint: Path | None = None,
+    ) -> None:
+        self.pipe, self.prompts, self.num_inference_steps, self.seed = pipe, prompts, num_inference_steps, seed
+        self.checkpoint = checkpoint
+        self.advance, self.call_options = advance, dict(call_options)
+        self._options = dict(call_options)
+        if "output_type" in inspect.signature(type(pipe).__call__).parameters:
+            self._options = {"output_type": "latent", **self._options}  # pixels are not measured
+        self._uncached: dict[int, torch.Tensor] = {}
+        self.sigmas: dict[int, float | None] = {}
+
+    @property
+    def depth(self) -> int:
+        """Number of blocks in the stack of the first denoiser."""
+        denoiser = next(iter(find_denoisers(self.pipe).values()))
+        lists = [denoiser.get_submodule(name) for name in block_lists(denoiser)]
+        return sum(len(blocks) for blocks in lists if isinstance(blocks, nn.ModuleList))
+
+    def watch(self, k: int, sites: Sequence[Site], watcher: Watcher, signal: str = "") -> torch.Tensor:
+        """Run prompt ``k`` uncached, show every call of the denoiser to the watcher, and return the final latents."""
+
+        def observe(step: Step, places: Sequence[Place], captured: Sequence[Residual | None]) -> None:
+            if seen[-1:] != [step.index]:
+                seen.append(step.index)
+                self.advance()
+            self.sigmas[step.index] = step.sigma
+            watcher(
+                step,
+                {place.site: value for place, value in zip(places, captured, strict=True) if value is not None},
+            )
+
+        seen: list[int] = []
+        attach(self.pipe, Watching(tuple(sites), signal), observer=observe)
+        try:
+            self._uncached[k] = self._run(k)
+        finally:
+            unwrap(self.pipe)
+        return self._uncached[k]
+
+    def latents(self, k: int, strategy: FeatureStrategy | None = None, profile: Profile | None = None) -> torch.Tensor:
+        """Final latents of prompt ``k``, uncached or under a strategy."""
+        if strategy is not None:
+            with cached(self.pipe, strategy, profile=profile):
+                return self._run(k)
+        if k not in self._uncached:
+            self._uncached[k] = self._run(k)
+        return self._uncached[k]
+
+    def rerun(self, k: int) -> torch.Tensor:
+        """Final latents of prompt ``k`` of the pipeline as it is now, with whatever hooks are on it."""
+        return self._run(k)
+
+    def fresh_run(self, count: int) -> torch.Tensor:
+        """As ``rerun``, of the prompts in turn and from a new noise for every ``count``."""
+        return self._run(count % len(self.prompts), FRESH_SEEDS + count)
+
+    def _run(self, k: int, seed: int | None = None) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(self.seed + k if seed is None else seed)
+        with torch.no_grad():
+            output = self.pipe(
+                prompt=self.prompts[k],
+                num_inference_steps=self.num_inference_steps,
+                generator=generator,
+                **self._options,
+            )
+        return torch.as_tensor(output[0]).float()
