@@ -154,7 +154,7 @@ class Profile:
         tables = self.arrays[array]
         return self.once(
             ("errors", array, schedule),
-            lambda: {key: resample(table, *self.levels(schedule, len(table))) for key, table in tables.items()},
+            lambda: {key: resample(table, *self._snapped(schedule, len(table))) for key, table in tables.items()},
         )
 
     def levels(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
@@ -164,6 +164,12 @@ class Profile:
         assert schedule.num_steps is not None
         wanted = [1 - schedule.position(k) for k in range(schedule.num_steps)]
         return np.linspace(1, 0, count).tolist(), wanted
+
+    def _snapped(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
+        """``levels``, with those of the calibration where a schedule is the same up to rounding."""
+        known, wanted = self.levels(schedule, count)
+        same = len(known) == len(wanted) and max(abs(a - b) for a, b in zip(known, wanted, strict=True)) <= SAME_SIGMA
+        return known, known if same else wanted
 
     def check_same_schedule(self, schedule: Schedule, strategy: str) -> None:
         """Raise ProfileError unless a run has the very steps that were calibrated."""

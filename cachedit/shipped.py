@@ -43,6 +43,7 @@ def resolve(
     fingerprint: Mapping[str, Any],
     model_name: str,
     strategy: str = "the strategy",
+    arrays: Sequence[str] = ("magnitude_ratio",),
 ) -> Profile:
     """The profile to use: the one given, the shipped one of that name, or the shipped one that fits the model.
 
@@ -51,6 +52,7 @@ def resolve(
         fingerprint: of the first denoiser.
         model_name: ``_name_or_path`` of the pipeline or module, to choose between models of one fingerprint.
         strategy: name of the class that needs the profile, for errors.
+        arrays: what it must hold.
 
     Raises:
         ProfileError: nothing fits, or more than one does and the name does not decide.
@@ -62,8 +64,9 @@ def resolve(
     elif profile is not None:
         chosen = Profile.load(profile)
     else:
-        return _match(fingerprint, model_name, strategy)
+        return _match(fingerprint, model_name, strategy, arrays)
     chosen.check_fits(fingerprint)
+    chosen.check_arrays(arrays, strategy)
     return chosen
 
 
@@ -71,8 +74,8 @@ def _by_name() -> dict[str, Profile]:
     return {canonical(name): profile for name, profile in shipped().items()}
 
 
-def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str) -> Profile:
-    every = shipped()
+def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, arrays: Sequence[str]) -> Profile:
+    every = {name: profile for name, profile in shipped().items() if set(arrays) <= set(profile.arrays)}
     fitting = [profile for profile in every.values() if profile.model and not profile.differences(fingerprint)]
     named = [profile for profile in fitting if profile.model and _names(model_name, profile.model["names"])]
     if len(named) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -122,6 +122,9 @@ class Context:
         expert_steps: number of steps that belong to this expert; None when unknown.
         site: whose weights are asked for; ``computed_steps`` are then those of its kept residuals.
         signals: what the strategy's signal measured at each step after the last computed one, this one included.
+        changes: relative L1 change per step of each site between its two newest residuals, of the sample that changed
+            most; for strategies that measure it.
+        reused: the sites that the last reused step reused.
         trend: how far the probe has moved since the last computed step, over how far it moved between the last two.
     """
 
@@ -138,6 +141,8 @@ class Context:
     site: Site | None = None
     signals: Sequence[float] = ()
     trend: float = 1.0
+    changes: Mapping[Site, float] = field(default_factory=dict)
+    reused: Sequence[Site] = ()
 
 
 @dataclass(frozen=True)
@@ -205,8 +210,9 @@ class FeatureStrategy(Strategy, abstract=True):
     Class attributes:
         site: what is cached. A strategy with several, or with a choice, overrides ``sites``.
         history: number of computed residuals that are kept for the forecast.
-        profile_arrays: names of the calibrated arrays that the strategy reads; with none it needs no profile.
+        profile_arrays: names of the calibrated arrays that the strategy reads.
         needs_schedule: True if the policy must know the number of steps.
+        measures_change: True if the policy looks at how much each site changed between its two newest residuals.
         signal: name of what is measured at every step (``cachedit.feature.signals``); "" for a static schedule.
         partition: what the weights are split over; None for one weight per residual.
     """
@@ -215,8 +221,14 @@ class FeatureStrategy(Strategy, abstract=True):
     history: ClassVar[int] = 1
     profile_arrays: ClassVar[tuple[str, ...]] = ()
     needs_schedule: ClassVar[bool] = False
+    measures_change: ClassVar[bool] = False
     signal: ClassVar[str] = ""
     partition: ClassVar[Channels | Bands | None] = None
+
+    @property
+    def needed_arrays(self) -> tuple[str, ...]:
+        """Those of ``profile_arrays`` without which it cannot run as it is configured; a profile is then looked for."""
+        return self.profile_arrays
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -254,6 +266,11 @@ class FeatureStrategy(Strategy, abstract=True):
     def correct(self, ctx: Context) -> tuple[Sequence[float], Sequence[float]] | None:
         """Scale and shift per channel for what is forecast; None leaves it as it is."""
         return None
+
+    @property
+    def adjusts_sampler(self) -> bool:
+        """True if ``step_scales`` is to be asked whenever the pipeline's scheduler is set."""
+        return False
 
     def step_scales(self, schedule: Schedule, profile: Profile | None) -> Sequence[float] | None:
         """Factor on the length of every step of the sampler; None leaves the sampler alone."""

@@ -38,14 +38,13 @@ def prepare(
     rows = [family(module) for module in inner]
     for module in inner:
         check_sites(module, strategy, options.blocks)
-    chosen = None
-    if strategy.profile_arrays:
+    name, chosen = type(strategy).__name__, None
+    if strategy.needed_arrays or (strategy.profile_arrays and profile is not None):
         prints = fingerprint(inner[0], block_lists(inner[0], options.blocks), len(inner))
-        name = getattr(getattr(target, "config", None), "_name_or_path", "") or ""
-        chosen = resolve(profile, prints, str(name), type(strategy).__name__)
-        chosen.check_arrays(strategy.profile_arrays, type(strategy).__name__)
+        called = getattr(getattr(target, "config", None), "_name_or_path", "") or ""
+        chosen = resolve(profile, prints, str(called), name, strategy.needed_arrays or strategy.profile_arrays)
     elif profile is not None:
-        raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
+        raise TypeError(f"{name} reads no profile; drop profile={str(profile)[:80]!r}")
     clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending)
     pipeline = None if isinstance(target, nn.Module) else Pipeline(target)
     session = Session(strategy.configured(chosen), chosen, options, clock, pipeline, observer)
@@ -84,6 +83,8 @@ def attach(target: Any, session: Session) -> None:
             runner.attach()
         if session.pipeline is not None:
             target.__dict__[ATTRIBUTE] = session
+            if session.sampler is not None:
+                session.sampler.attach(target)
             cls: Any = type(target)
             target.__class__ = _called_through_session(cls)
     except BaseException:
@@ -101,6 +102,8 @@ def detach(session: Session) -> None:
             _last_runs[owner] = run
     for runner in session.runners:
         runner.detach()
+    if session.sampler is not None:
+        session.sampler.detach()
     if target is not None and target.__dict__.pop(ATTRIBUTE, None) is not None:
         target.__class__ = type(target).__base__
 

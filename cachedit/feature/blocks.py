@@ -28,7 +28,13 @@ class StackPlace(Place):
     def __init__(self, site: Stack, tap: Tap) -> None:
         super().__init__(site)
         self.reused = False
-        self.covered = tap.order[_range(site, len(tap.order))]
+        covered, count = _range(site, len(tap.order)), len(tap.order)
+        if tap.row.long_skips and covered.start < count / 2 and covered.stop < count - covered.start:
+            raise UnsupportedModelError(
+                f"blocks {covered.start} to {covered.stop - 1} of {count} hand their output to later ones that are not "
+                "reused with them. Allowed for this model: the whole stack, or a range up to its end."
+            )
+        self.covered = tap.order[covered]
         self.parts: list[Part] = []
         self.ends: list[tuple[Position, Position]] = []
         with_text = self.covered[-1] != tap.order[-1]  # blocks behind the range read the text

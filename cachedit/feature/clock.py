@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from cachedit.feature.sampler import planned_sigmas
 from cachedit.strategy import Schedule
 
 
@@ -263,7 +264,7 @@ def _of_scheduler(scheduler: Any) -> Schedule:
     """
     timesteps = tuple(float(t) for t in scheduler.timesteps.tolist())
     count, config = len(timesteps), scheduler.config
-    sigmas = getattr(scheduler, "sigmas", None)
+    sigmas = planned_sigmas(scheduler)
     if sigmas is not None and len(sigmas) >= count:
         levels = [float(s) for s in sigmas[:count].tolist()]
         if config.get("invert_sigmas"):

@@ -43,6 +43,7 @@ class Family:
             the residual instead of being taken fresh.
         in_place: the model adds control inputs into the tensor that a block returned.
         interleaved: the model runs one block of each of its lists in turn.
+        long_skips: the first half of the blocks hand their output to the second half, the last to the first.
         refused: why the family cannot be cached yet.
     """
 
@@ -51,6 +52,7 @@ class Family:
     sealed: bool = False
     in_place: bool = False
     interleaved: bool = False
+    long_skips: bool = False
     refused: str = ""
 
 
@@ -61,6 +63,7 @@ FAMILIES: dict[str, Family] = {
     "ZImageTransformer2DModel": Family(ascending=True),
     "OmniGenTransformer2DModel": Family(ascending=True),
     "MochiTransformer3DModel": Family(ascending=True),
+    "HunyuanDiT2DModel": Family(long_skips=True),
     "LatteTransformer3DModel": Family(interleaved=True),
     "ChromaTransformer2DModel": Family(in_place=True),
     "ConsisIDTransformer3DModel": Family(sealed=True),

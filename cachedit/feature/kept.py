@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed
 
 from cachedit.errors import ProfileError
 from cachedit.feature.history import History
 from cachedit.feature.options import Options
 from cachedit.feature.place import Forecast, Place, Residual
-from cachedit.strategy import Bands, Channels, Context, FeatureStrategy
+from cachedit.strategy import Bands, Channels, Context, FeatureStrategy, Site
 
 ACCELERATOR_LAG = 2
 
@@ -24,14 +25,17 @@ class Kept:
     Attributes:
         full: branch -> newest step at which all that it reaches was computed.
         why_missing: branch -> why it has nothing to reuse although it was computed.
+        changes: site -> relative L1 change per step between its two newest residuals, of what changed most.
     """
 
     full: dict[str, int]
     why_missing: dict[str, str]
     _unchecked: deque[tuple[int, str, list[torch.Tensor]]]
 
-    def __init__(self, places: Sequence[Place], strategy: FeatureStrategy, options: Options) -> None:
-        self.strategy, self.places = strategy, places
+    def __init__(
+        self, places: Sequence[Place], strategy: FeatureStrategy, options: Options, group: Any = None
+    ) -> None:
+        self.strategy, self.places, self.group = strategy, places, group
         self.histories = [History(strategy.depth, options.cache_device, options.cache_dtype) for _ in places]
         self._weighs = type(strategy).weights is not FeatureStrategy.weights
         self._corrects = type(strategy).correct is not FeatureStrategy.correct
@@ -44,6 +48,8 @@ class Kept:
         for history in self.histories:
             history.drop()
         self.full, self.why_missing, self._unchecked = {}, {}, deque()
+        self.changes: dict[Site, float] = {}
+        self._changed_at: dict[Site, int] = {}
 
     def drop(self, branch: str, why: str = "") -> None:
         """Drop what a branch has; ``why`` is told when it is missed."""
@@ -62,8 +68,21 @@ class Kept:
         if halved:
             newest = self.histories[k].of(branch)[-1]
             residual = tuple([torch.cat([old.chunk(2)[0], x]) for old, x in zip(newest, residual, strict=True)])
+        if self.strategy.measures_change:
+            self._note_change(k, branch, step, residual)
         self._unchecked.append((step, branch, [r.sum(dtype=torch.float32) for r in residual]))
         self.histories[k].push(branch, step, residual)
+
+    def _note_change(self, k: int, branch: str, step: int, residual: Residual) -> None:
+        """Compare with the newest that is kept; of the branches of a step the one that changed most counts."""
+        site, history = self.places[k].site, self.histories[k]
+        if not history.has(branch):
+            return
+        gap, (before,) = step - history.steps(branch)[-1], history.of(branch, 1)
+        change = _largest_change(residual, before, self.group) / max(gap, 1)
+        same_step = self._changed_at.get(site) == step
+        self.changes[site] = max(change, self.changes[site]) if same_step else change
+        self._changed_at[site] = step
 
     def computed(self, branch: str, step: int) -> None:
         """Note that a branch was computed in full."""
@@ -117,7 +136,7 @@ class Kept:
         if isinstance(self.strategy.partition, Channels):
             table = torch.tensor(rows)[self._cluster_of(self.strategy.partition.array, ctx)]  # [C, K]
             return table.T.contiguous().unbind(), None, 0.0
-        if isinstance(self.strategy.partition, Bands):
+        if isinstance(self.strategy.partition, Bands) and not isinstance(rows[0], float):
             low, high = torch.tensor(rows)
             return high.unbind(), (low - high).unbind(), self.strategy.partition.cut
         if len(trends) > 1:  # every sample by its own trend, [K, B, 1, 1]
@@ -147,3 +166,15 @@ class Kept:
     def nbytes(self) -> int:
         """Bytes held."""
         return sum([history.nbytes for history in self.histories])
+
+
+def _largest_change(now: Residual, before: Residual, group: Any) -> float:
+    """Relative L1 change of the tensor's row that changed most, of all ranks that run the model; infinite from zero."""
+    changes = []
+    for a, b in zip(now, before, strict=True):
+        moved, level = (x.float().abs().flatten(1).mean(1) for x in (a - b, b))
+        changes.append((moved / level).nan_to_num(math.inf, math.inf).max())
+    change = torch.stack(changes).max()
+    if group is not None:
+        torch.distributed.all_reduce(change, torch.distributed.ReduceOp.MAX, group)
+    return float(change)

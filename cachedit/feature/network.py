@@ -98,26 +98,35 @@ class Network:
 
     # -- one pass -------------------------------------------------------------------------------------------------
 
-    def load(self, reused: list[Reused], forecasts: Sequence[Forecast | None]) -> None:
-        """Tell every place whether the pass reuses it, and with what."""
+    def choose(self, reused: list[Reused], leads: bool) -> list[Reused]:
+        """Settle which places the pass reuses; ``leads`` for the first branch of a step.
+
+        Returns:
+            ``reused``, without the guidance where there is nothing to which a difference could be added.
+        """
+        self.halves = False
+        if self.guidance is not None:
+            at = self.places.index(self.guidance)
+            self.guidance.leads = leads
+            if not self.guidance.ready:
+                reused[at] = False
+            self.halves = bool(reused[at]) and self.guidance.batched
         self.reused = reused
-        for place, chosen, forecast in zip(self.places, reused, forecasts, strict=True):
+        return reused
+
+    def load(self, forecasts: Sequence[Forecast | None]) -> None:
+        """Hand every place its forecast; None to one that is not reused."""
+        for place, chosen, forecast in zip(self.places, self.reused, forecasts, strict=True):
             place.begin(chosen, forecast)
 
-    def begin(self, ask: Ask | None, leads: bool, watch_all: bool) -> None:
+    def begin(self, ask: Ask | None, watch_all: bool) -> None:
         """A pass begins, in which ``ask`` may still be asked whether to reuse.
 
         Args:
             ask: asked inside the stack; None if it is decided.
-            leads: True for the first branch of a step.
             watch_all: True while it is not known that nothing is added between blocks for this kind of call.
         """
-        self.halves = self.hollow = False
-        for end in self.ends:
-            if isinstance(end, GuidancePlace):
-                end.leads = leads
-                self.halves = end.reused and end.batched
-            self.hollow = self.hollow or (end.reused and not self.halves)
+        self.hollow = not self.halves and any([end.reused for end in self.ends])
         if self.tap is not None:
             self.tap.watch_all = watch_all
             self.tap.begin(self.hollow, ask)

@@ -9,10 +9,10 @@ from cachedit.feature.clock import Clock
 from cachedit.feature.kept import Kept
 from cachedit.feature.network import Network, Reused
 from cachedit.feature.place import Forecast
-from cachedit.feature.signals import Listener, shared_group
+from cachedit.feature.signals import Listener
 from cachedit.profile import Profile
 from cachedit.run import Step
-from cachedit.strategy import Context, FeatureStrategy
+from cachedit.strategy import Context, FeatureStrategy, Site
 
 if TYPE_CHECKING:
     from cachedit.feature.session import Session
@@ -38,7 +38,7 @@ class Plan:
         strategy = session.strategy
         self.listener: Listener | None = None
         if strategy.signal:
-            self.listener = Listener(strategy, session.options.process_group or shared_group(network.denoiser))
+            self.listener = Listener(strategy, kept.group)
         self.chooses = type(strategy).reuses is not FeatureStrategy.reuses
         self.forget()
 
@@ -46,6 +46,7 @@ class Plan:
         """Drop everything that belongs to a run."""
         self.computed, self.first_step = [], -1
         self._context, self._chosen = None, (-1, [])
+        self._last_reused: list[Site] = []
         if self.listener is not None:
             self.listener.forget()
 
@@ -61,16 +62,18 @@ class Plan:
                 expert=self.expert,
                 expert_start=start,
                 expert_steps=steps,
+                changes=self.kept.changes,
             )
         context.step, context.timestep, context.sigma = clock.step, clock.timestep, clock.sigma
-        context.branch = clock.branch
+        context.branch, context.reused = clock.branch, self._last_reused
         return context
 
     def load(self, step: Step, compute: bool, leads: bool) -> None:
         """Hand every place that this call reuses its forecast, and note in ``step`` what that was."""
         places = self.network.places
-        reused: list[Reused] = [False] * len(places) if compute else self._reused(step)
-        self.network.load(reused, [self._forecast(k, step.branch) if r else None for k, r in enumerate(reused)])
+        wanted: list[Reused] = [False] * len(places) if compute else self._reused(step)
+        reused = self.network.choose(wanted, leads)
+        self.network.load([self._forecast(k, step.branch) if r else None for k, r in enumerate(reused)])
         step.computed = not any(reused)
         if self.listener is not None and leads:
             self.listener.settle(step.index, step.computed)
@@ -87,13 +90,15 @@ class Plan:
                 reuses = self.session.strategy.reuses
                 chosen = [reuses(self._context_of(k, step.branch), p.site) for k, p in enumerate(self.network.places)]
             self._chosen = step.index, chosen
+            self._last_reused = [p.site for p, r in zip(self.network.places, chosen, strict=True) if r]
         return [reused if self.kept.has(k, step.branch) else False for k, reused in enumerate(self._chosen[1])]
 
     def _forecast(self, k: int, branch: str) -> Forecast:
+        halved = self.network.halves and self.network.places[k] is not self.network.guidance
         if self.kept.plain:
-            return Forecast(self.kept.newest(k, branch, self.network.halves))
+            return Forecast(self.kept.newest(k, branch, halved))
         trends = self.listener.trends() if self.listener is not None else (1.0,)
-        return self.kept.forecast(k, self._context_of(k, branch), trends, self.network.halves)
+        return self.kept.forecast(k, self._context_of(k, branch), trends, halved)
 
     def _context_of(self, k: int, branch: str) -> Context:
         """What the strategy saw when it decided, with the steps of what place ``k`` has kept."""

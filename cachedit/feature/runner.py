@@ -18,6 +18,7 @@ from cachedit.feature.outputs import second_half
 from cachedit.feature.parts import Ask
 from cachedit.feature.plan import Plan
 from cachedit.feature.session import Session
+from cachedit.feature.signals import shared_group
 from cachedit.run import Step
 
 ATTRIBUTE = "_cachedit"
@@ -44,7 +45,8 @@ class Runner:
         self.denoiser: Any = denoiser
         strategy, options = session.strategy, session.options
         self.network = Network(denoiser, strategy, options.blocks)
-        self.kept = Kept(self.network.places, strategy, options)
+        group = options.process_group or shared_group(denoiser)
+        self.kept = Kept(self.network.places, strategy, options, group)
         self.plan = Plan(self.network, self.kept, session, expert)
         self.time_name, self.time_position = find_time(self.denoiser, options.timestep_arg)
         self.label: str | None = None
@@ -115,7 +117,7 @@ class Runner:
         if step.computed:
             self._pending = step
         self._started = time.perf_counter()
-        network.begin(ask, self._leads, self._signatures[clock.branch] not in self._closed_calls)
+        network.begin(ask, self._signatures[clock.branch] not in self._closed_calls)
         return self._halved(args, kwargs) if network.guidance is not None else None
 
     def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -169,7 +171,9 @@ class Runner:
         if listener.where == "input":
             step.signal = listener.hear(main_input(args, kwargs, self.time_name), None)
             return None
-        self.network.load([False] * len(self.network.places), [None] * len(self.network.places))
+        nothing = [False] * len(self.network.places)
+        self.network.choose([*nothing], self._leads)
+        self.network.load([None] * len(nothing))
         return self._asked
 
     @torch.compiler.disable
@@ -192,8 +196,8 @@ class Runner:
         """The second half of a batch of two branches, where the first is forecast from it."""
         if not self.network.halves:
             return None
-        batch = len(main_input(args, kwargs, self.time_name))
-        return second_half(args, batch), second_half(kwargs, batch)
+        latents = main_input(args, kwargs, self.time_name)
+        return second_half(args, latents), second_half(kwargs, latents)
 
     def _locate(self, args: tuple[Any, ...], kwargs: dict[str, Any], thread: int) -> None:
         """Find run, step and branch of the call, and whether the branch has a residual to reuse."""
@@ -207,8 +211,8 @@ class Runner:
             branch, before = session.clock.branch, None
         if self.plan.first_step < 0:
             self.plan.first_step = session.clock.step
-        if before is None and self.network.guidance is not None:
-            self.network.guidance.look_at(main_input(args, kwargs, self.time_name))
+        if self.network.guidance is not None:
+            self.network.guidance.look_at(branch, main_input(args, kwargs, self.time_name))
         newest = self.kept.full.get(branch, -1)
         if before is not None and before != signature:
             self.kept.drop(branch)

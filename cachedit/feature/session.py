@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachedit.feature.clock import Clock
 from cachedit.feature.options import Options
+from cachedit.feature.sampler import Sampler
 from cachedit.profile import Profile
 from cachedit.run import Run, Step
 from cachedit.strategy import Context, FeatureStrategy
@@ -62,6 +63,7 @@ class Session:
         last: the last run that finished or was aborted.
         in_flight: thread that is inside a denoiser; None outside.
         context: what the strategy saw when it last decided.
+        sampler: adjusts the pipeline's scheduler; None if the strategy leaves it alone.
     """
 
     def __init__(
@@ -85,6 +87,10 @@ class Session:
         self.decided_for: tuple[int, Runner] | None = None
         self._decision: tuple[bool, str] = (True, "")
         self._warned: set[str] = set()
+        self.sampler: Sampler | None = None
+        if strategy.adjusts_sampler and pipeline is not None:
+            self.sampler = Sampler(strategy, profile)
+            self.sampler.check(pipeline.scheduler)
 
     # -- a pipeline call ------------------------------------------------------------------------------------------
 
@@ -99,6 +105,8 @@ class Session:
                 )
             nested, self._calling = self._calling == me, me
         try:
+            if self.sampler is not None and self.pipeline is not None:
+                self.sampler.attach(self.pipeline.object)  # the pipeline may have been given another scheduler
             return function(*args, **kwargs)
         finally:
             if not nested:

@@ -11,7 +11,7 @@ import torch
 from cachedit.calibration.measure import Arrays, Measure, mean
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import FeatureStrategy, Module, Output, Site, Stack
+from cachedit.strategy import FeatureStrategy, Module, Output, Site, Skip, Stack
 
 GAPS = 10  # steps ahead; residuals of so many steps are held while a run is measured
 Table = dict[int, dict[int, float]]
@@ -67,8 +67,8 @@ class ResidualError(_Errors):
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        """The whole stack."""
-        return (Stack(),)
+        """The feature of a UNet's way up that the strategy reuses, else the whole stack."""
+        return tuple([site for site in self.strategy.sites if isinstance(site, Skip)])[:1] or (Stack(),)
 
 
 class OutputError(_Errors):

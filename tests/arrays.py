@@ -1,0 +1,83 @@
+"""Profiles for tests: arrays that a calibration could have made, for any strategy and any model of the zoo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+import cachedit
+from cachedit import FeatureStrategy, Profile
+from cachedit.calibration.measure import Measure
+from cachedit.calibration.trial import Watching
+from cachedit.strategy import Module, Site, Stack
+from cachedit.wrap import attach
+from zoo.case import Case
+
+GAPS = 10
+
+
+class Seen:
+    """What the sites of a model look like: the tensors of one computed call."""
+
+    def __init__(self, model: nn.Module, case: Case, sites: Sequence[Site], blocks: Any) -> None:
+        self.values: dict[Site, Sequence[torch.Tensor]] = {}
+
+        def observe(step: Any, places: Any, captured: Any) -> None:
+            self.values = {p.site: tuple(c) for p, c in zip(places, captured, strict=True) if c is not None}
+
+        attach(model, Watching(tuple(sites)), observer=observe, num_inference_steps=2, **blocks)
+        case.call(model)
+        cachedit.unwrap(model)
+
+    def channels(self, site: Site) -> int:
+        """Channels of a site's first tensor; see ``cachedit.feature.place.along_channels``."""
+        (x, *_) = self.values[site]
+        return x.shape[1 if x.ndim > 3 else -1]
+
+
+def made(cls: type[FeatureStrategy], model: nn.Module, case: Case, steps: int, blocks: Mapping[str, Any]) -> Profile:
+    """A profile for the strategy: small errors, no correction, every other channel and block alike."""
+    strategy = cls()
+    arrays: dict[str, dict[str, list[Any]]] = {}
+    makers: dict[str, Callable[[], Any]] = {
+        "magnitude_ratio": lambda: [1.0] * steps,
+        "residual_error": lambda: errors(steps),
+        "output_error": lambda: errors(steps),
+        "amplification": lambda: [1.0] * steps,
+        "step_scale": lambda: [1.0] * steps,
+        "indicator_polynomial": lambda: [0.0, 0.0, 0.0, 1.0, 0.0],
+        "cluster_solver": lambda: [0, 1, 2],
+        "block_drift": lambda: [0.1 * k for k in range(count_of(model, case))],
+        "forecast_weights": lambda: [[0.0, 0.0, 1.0]] * steps,
+        "correction_mask": lambda: [1] * steps,
+        "correction_scale": lambda: [[1.0]] * steps,
+        "correction_shift": lambda: [[0.0]] * steps,
+    }
+    for array in strategy.needed_arrays:
+        if array in makers:
+            arrays[array] = {"cond": makers[array]()}
+        elif array == "channel_cluster":
+            seen = Seen(model, case, [Stack()], blocks)
+            arrays[array] = {"": [k % 3 for k in range(seen.channels(Stack()))]}
+        elif array == "module_error":
+            seen = Seen(model, case, [Module("attn"), Module("cross"), Module("mlp")], blocks)
+            arrays[array] = {site.kind: errors(steps) for site in seen.values if isinstance(site, Module)}
+        elif array == "router":
+            seen = Seen(model, case, [site for site in strategy.sites if isinstance(site, Module)], blocks)
+            row = [k % 2 for k in range(count_of(model, case) * 8)]  # more than any model has modules of a kind
+            rows = [[1.0] * len(row), *[[float(x) for x in row]] * (steps - 1)]
+            arrays[array] = {site.kind: rows for site in seen.values if isinstance(site, Module)}
+    axes = {array: list(Measure.registry[array].makes[array]) for array in arrays}
+    return Profile(arrays=arrays, axes={array: names for array, names in axes.items() if names != ["step"]})
+
+
+def errors(steps: int) -> list[list[float]]:
+    """A table over (step, gap) in which every step of a gap adds as much."""
+    return [[0.01 * gap for gap in range(GAPS + 1)] for _ in range(steps)]
+
+
+def count_of(model: nn.Module, case: Case) -> int:
+    return len(case.blocks(model)) or 1
