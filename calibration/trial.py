@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ Watcher = Callable[[Step, Mapping[Site, Residual]], None]
 class Watching(FeatureStrategy, abstract=True):
     """Computes every step, with these sites under watch."""
 
+    history: ClassVar[int] = 0
     watched: tuple[Site, ...] = ()
     heard: str = ""
 

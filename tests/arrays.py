@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import cachedit
-from cachedit import FeatureStrategy, Profile
+from cachedit import FeatureStrategy, Profile, UnsupportedModelError
 from cachedit.calibration.measure import Measure
 from cachedit.calibration.trial import Watching
 from cachedit.strategy import Module, Site, Stack
@@ -33,9 +33,11 @@ class Seen:
         cachedit.unwrap(model)
 
     def channels(self, site: Site) -> int:
-        """Channels of a site's first tensor; see ``cachedit.feature.place.along_channels``."""
-        (x, *_) = self.values[site]
-        return x.shape[1 if x.ndim > 3 else -1]
+        """Channels of a site's tensors, which must have as many."""
+        widths = {x.shape[-1] for x in self.values[site]}
+        if len(widths) > 1:
+            raise UnsupportedModelError(f"streams of {widths} channels")
+        return widths.pop()
 
 
 def made(cls: type[FeatureStrategy], model: nn.Module, case: Case, steps: int, blocks: Mapping[str, Any]) -> Profile:

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 import torch.distributed
 
-from cachedit.errors import ProfileError
+from cachedit.errors import ProfileError, UnsupportedModelError
 from cachedit.feature.history import History
 from cachedit.feature.options import Options
 from cachedit.feature.place import Forecast, Place, Residual
+from cachedit.profile import Profile
 from cachedit.strategy import Bands, Channels, Context, FeatureStrategy, Site
 
 ACCELERATOR_LAG = 2
@@ -33,9 +34,14 @@ class Kept:
     _unchecked: deque[tuple[int, str, list[torch.Tensor]]]
 
     def __init__(
-        self, places: Sequence[Place], strategy: FeatureStrategy, options: Options, group: Any = None
+        self,
+        places: Sequence[Place],
+        strategy: FeatureStrategy,
+        profile: Profile | None,
+        options: Options,
+        group: Any = None,
     ) -> None:
-        self.strategy, self.places, self.group = strategy, places, group
+        self.strategy, self.profile, self.places, self.group = strategy, profile, places, group
         self.histories = [History(strategy.depth, options.cache_device, options.cache_dtype) for _ in places]
         self._weighs = type(strategy).weights is not FeatureStrategy.weights
         self._corrects = type(strategy).correct is not FeatureStrategy.correct
@@ -68,6 +74,8 @@ class Kept:
         if halved:
             newest = self.histories[k].of(branch)[-1]
             residual = tuple([torch.cat([old.chunk(2)[0], x]) for old, x in zip(newest, residual, strict=True)])
+        if self._clusters is None and isinstance(self.strategy.partition, Channels):
+            self._check_channels(residual)
         if self.strategy.measures_change:
             self._note_change(k, branch, step, residual)
         self._unchecked.append((step, branch, [r.sum(dtype=torch.float32) for r in residual]))
@@ -117,7 +125,8 @@ class Kept:
     def forecast(self, k: int, ctx: Context, trends: Sequence[float], halved: bool) -> Forecast:
         """What place ``k`` gives on a reused pass of the branch of ``ctx``."""
         history = self._cut(self.histories[k].of(ctx.branch), halved)
-        weights, low, cut = self._weights(ctx, trends) if self._weighs else (None, None, 0.0)
+        device = history[-1][0].device
+        weights, low, cut = self._weights(ctx, trends, device) if self._weighs else (None, None, 0.0)
         correction = self.strategy.correct(ctx) if self._corrects else None
         rows = None if correction is None else (torch.tensor(correction[0]), torch.tensor(correction[1]))
         return Forecast(history, weights, low, cut, rows)
@@ -125,7 +134,7 @@ class Kept:
     def _cut(self, history: list[Residual], halved: bool) -> list[Residual]:
         return [tuple([x.chunk(2)[1] for x in residual]) for residual in history] if halved else history
 
-    def _weights(self, ctx: Context, trends: Sequence[float]) -> tuple[Any, Any, float]:
+    def _weights(self, ctx: Context, trends: Sequence[float], device: torch.device) -> tuple[Any, Any, float]:
         """(weights, difference of the low band's, cut) as tensors that broadcast to the residuals.
 
         They are tensors because torch.compile would build floats into the graph and make a new one at every step.
@@ -134,7 +143,7 @@ class Kept:
         if rows is None:
             return None, None, 0.0
         if isinstance(self.strategy.partition, Channels):
-            table = torch.tensor(rows)[self._cluster_of(self.strategy.partition.array, ctx)]  # [C, K]
+            table = torch.tensor(rows).to(device, non_blocking=True)[self._clusters]  # [C, K]
             return table.T.contiguous().unbind(), None, 0.0
         if isinstance(self.strategy.partition, Bands) and not isinstance(rows[0], float):
             low, high = torch.tensor(rows)
@@ -145,22 +154,32 @@ class Kept:
             for trend in trends:
                 ctx.trend = trend
                 each.append(self.strategy.weights(ctx))
-            return torch.tensor(each).T[..., None, None].unbind(), None, 0.0
+            return torch.tensor(each).to(device, non_blocking=True).T[..., None, None].unbind(), None, 0.0
         return torch.tensor(rows).unbind(), None, 0.0
 
-    def _cluster_of(self, array: str, ctx: Context) -> torch.Tensor:
-        """Cluster of every channel."""
-        if self._clusters is None:
-            assert ctx.profile is not None
-            rows = ctx.profile.arrays[array]
-            self._clusters = torch.tensor(next(iter(rows.values())), dtype=torch.long)
-            channels = {x.shape[-1] for residual in self.histories[0].of(ctx.branch, 1) for x in residual}
-            if channels != {len(self._clusters)}:
-                raise ProfileError(
-                    f"the profile has clusters for {len(self._clusters)} channels, and the model has "
-                    f"{', '.join(map(str, sorted(channels)))}. Calibrate for this model."
-                )
-        return self._clusters
+    def _check_channels(self, residual: Residual) -> None:
+        """See that the profile's clusters are those of the channels that are kept, and take them to the device.
+
+        Raises:
+            UnsupportedModelError: the tensors of the site have different numbers of channels.
+            ProfileError: the clusters are of another number of channels.
+        """
+        widths = sorted({x.shape[-1] for x in residual})
+        if len(widths) > 1:
+            raise UnsupportedModelError(
+                f"its streams have {' and '.join(map(str, widths))} channels; allowed for clusters of channels: one "
+                "number. Use a strategy without them."
+            )
+        partition, profile = self.strategy.partition, self.profile
+        assert isinstance(partition, Channels)
+        assert profile is not None
+        (clusters, *_) = profile.arrays[partition.array].values()
+        if len(clusters) != widths[0]:
+            raise ProfileError(
+                f"the profile has clusters for {len(clusters)} channels, and the model has {widths[0]}. Calibrate for "
+                "this model."
+            )
+        self._clusters = torch.tensor(clusters, dtype=torch.long).to(residual[0].device)
 
     @property
     def nbytes(self) -> int:

@@ -46,7 +46,7 @@ class Runner:
         strategy, options = session.strategy, session.options
         self.network = Network(denoiser, strategy, options.blocks)
         group = options.process_group or shared_group(denoiser)
-        self.kept = Kept(self.network.places, strategy, options, group)
+        self.kept = Kept(self.network.places, strategy, session.profile, options, group)
         self.plan = Plan(self.network, self.kept, session, expert)
         self.time_name, self.time_position = find_time(self.denoiser, options.timestep_arg)
         self.label: str | None = None

@@ -76,7 +76,7 @@ class Forecasts(Measure):
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Keep a step that the strategy would compute, compare one that it would reuse; experts keep their own."""
-        kept = self._kept.setdefault(step.expert, Kept([Place(self.site)], self.planned, Options()))
+        kept = self._kept.setdefault(step.expert, Kept([Place(self.site)], self.planned, self.profile, Options()))
         self.branches[step.branch] = None
         if step.index in self.computed or not kept.has(0, step.branch):
             kept.push(0, step.branch, step.index, values[self.site], False)
