@@ -15,7 +15,7 @@ from cachedit.feature.outputs import EndPlace, GuidancePlace, OutputPlace
 from cachedit.feature.parts import Ask
 from cachedit.feature.place import Forecast, Place, Residual
 from cachedit.feature.signals import Signal
-from cachedit.feature.unet import UNetBody
+from cachedit.feature.unet import SkipPlace, UNetBody
 from cachedit.strategy import FeatureStrategy, Guidance, Module, Output, Site, Skip, Stack
 
 Reused = bool | Collection[int]
@@ -39,8 +39,10 @@ class Network:
         self.unet: UNetBody | None = None
         self._lacking: UnsupportedModelError | None = None
         sites = strategy.sites
+        self._within = False
         if is_unet(denoiser) and blocks is None:
-            self.unet = UNetBody(denoiser)
+            if not all(isinstance(site, Module) for site in sites):
+                self.unet = UNetBody(denoiser)
         else:
             probe = {"attention": 0, "blocks": strategy.probe_blocks}.get(_where(strategy))
             self.tap = Tap(denoiser, blocks, [site for site in sites if isinstance(site, Stack)], probe)
@@ -132,9 +134,11 @@ class Network:
             self.tap.begin(self.hollow, ask)
         if self.unet is not None:
             self.unet.begin(self.hollow)
+        self._within = True
 
     def end(self) -> None:
         """The pass is over, however it ended."""
+        self._within = False
         for body in [*self._bodies, *self.places]:
             body.end()
 
@@ -154,10 +158,11 @@ class Network:
     def check_reached(self, captured: Sequence[Residual | None]) -> None:
         """Raise UnsupportedModelError if the block lists were not iterated in a computed pass."""
         for place, residual in zip(self.places, captured, strict=True):
-            if residual is None and isinstance(place, StackPlace) and self.tap is not None:
+            if residual is None and isinstance(place, (StackPlace, SkipPlace)):
+                names = self.tap.names if self.tap is not None else ("down_blocks", "up_blocks")
                 raise UnsupportedModelError(
-                    f"{type(self.denoiser).__name__} did not iterate its block lists ({', '.join(self.tap.names)}), so "
-                    "nothing can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
+                    f"{type(self.denoiser).__name__} did not iterate its block lists ({', '.join(names)}), so nothing "
+                    "can be reused. Name the lists that its forward iterates: cachedit.wrap(..., blocks=[...])."
                 )
 
     def release(self) -> None:
@@ -168,7 +173,7 @@ class Network:
     @property
     def active(self) -> bool:
         """True while a tracked pass is inside the denoiser."""
-        return any(body.active for body in self._bodies)
+        return self._within if self.tap is None else self.tap.active
 
     @property
     def open(self) -> bool:
