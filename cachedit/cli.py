@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shlex
 import sys
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
 from cachedit import __version__
 
@@ -80,7 +82,9 @@ def _add_strategies(commands: argparse._SubParsersAction[Parser]) -> None:
     text = "list the strategies"
     parser = commands.add_parser("strategies", help=text, description=text, allow_abbrev=False)
     parser.set_defaults(run=_strategies)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--markdown", action="store_true", help="print the table of the README")
 
 
 def _add_calibrate(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -130,20 +134,23 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 def _strategies(arguments: argparse.Namespace) -> int:
     from cachedit import strategies  # noqa: F401  (fills the registry)
-    from cachedit.strategy import Strategy
+    from cachedit.strategy import FeatureStrategy, Strategy
 
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "name": name,
             "class": cls.__name__,
             "paper": cls.paper,
             "summary": (cls.__doc__ or "").strip().partition("\n")[0],
-            "needs_profile": bool(getattr(cls, "profile_arrays", ())),
+            "needs_profile": bool(cls().needed_arrays) if issubclass(cls, FeatureStrategy) else False,
         }
         for name, cls in sorted(Strategy.registry.items())
     ]
     if arguments.json:
         print(json.dumps(rows, indent=1, ensure_ascii=False))
+        return 0
+    if arguments.markdown:
+        print("\n".join(_markdown(rows)))
         return 0
     from rich.table import Table
     from rich.text import Text
@@ -157,6 +164,17 @@ def _strategies(arguments: argparse.Namespace) -> int:
         table.add_row(*(Text(str(cell)) for cell in cells))
     console().print(table)
     return 0
+
+
+def _markdown(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The table of the README: one line per strategy, with links to the papers."""
+    yield "| name | paper | what it does | profile |"
+    yield "|---|---|---|---|"
+    for row in rows:
+        number = row["paper"].removeprefix("arXiv ")
+        paper = f"[{number}](https://arxiv.org/abs/{number})" if number != row["paper"] else row["paper"] or "-"
+        summary = re.sub(r" \([^()]*\)\.$", "", row["summary"]).rstrip(".")
+        yield f"| `{row['class'].lower()}` | {paper} | {summary} | {'yes' if row['needs_profile'] else ''} |"
 
 
 def _calibrate(arguments: argparse.Namespace) -> int:

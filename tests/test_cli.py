@@ -237,6 +237,14 @@ class TestStrategies:
         assert main(["strategies", "--json"]) == 0
         rows = json.loads(capsys.readouterr().out)
         assert [row["name"] for row in rows] == list(cachedit.strategies())
+
+    def test_strategies_as_markdown_are_the_table_of_the_readme(self, capsys):
+        assert main(["strategies", "--markdown"]) == 0
+        table = capsys.readouterr().out
+        assert all(f"`{cls.__name__.lower()}`" in table for cls in cachedit.strategies().values())
+        assert table in (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"), (
+            "paste the output of `cachedit strategies --markdown` into the README"
+        )
         row = next(row for row in rows if row["name"] == "mag_cache")
         assert set(row) == {"name", "class", "paper", "summary", "needs_profile"}
         assert row["needs_profile"] is True
