@@ -22,7 +22,8 @@ class Stack:
     """Site: the residual of the blocks ``start`` up to ``stop`` of the stack, the whole of it by default.
 
     Blocks are counted over all lists of the stack in execution order. Negative numbers count from the end, and floats
-    are shares of the depth (0.75 of 40 blocks: 30).
+    are shares of the depth (0.75 of 40 blocks: 30), at least one block. A signal that listens behind the leading blocks
+    listens where the first site starts.
     """
 
     start: int | float = 0
@@ -239,11 +240,6 @@ class FeatureStrategy(Strategy, abstract=True):
     def depth(self) -> int:
         """Number of computed residuals that are kept for the forecast."""
         return self.history
-
-    @property
-    def probe_blocks(self) -> int:
-        """Number of leading blocks that a signal which listens after some blocks lets through."""
-        return 1
 
     def should_compute(self, ctx: Context) -> bool | str:
         """True, or the reason as a string, to compute this step; False or "" to reuse.

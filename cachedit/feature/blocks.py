@@ -6,6 +6,7 @@ model adds between its blocks keep working.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -96,7 +97,7 @@ class Tap:
         denoiser: nn.Module,
         blocks: Sequence[str] | None = None,
         sites: Sequence[Stack] = (Stack(),),
-        probe: int | None = None,
+        where: str = "",
     ) -> None:
         self.active = self.reuse = self.listening = False
         self.watch_all = True
@@ -108,7 +109,12 @@ class Tap:
         self.row, self.groups = family(denoiser), _group(self.layouts)
         self.order = _order([len(blocks) for blocks in self.lists], self.row.interleaved)
         self.places = [StackPlace(site, self) for site in sites]
-        self.probe = probe
+        self.probe: int | None = None  # number of leading blocks that a signal lets through, up to the first site
+        if where == "attention":
+            self.probe = 0
+            _attention(self.blocks[0])  # refuses a model without one before anything is touched
+        elif where == "blocks":
+            self.probe = self.order.index(self.places[0].covered[0])
         self._classes: list[type[nn.ModuleList]] = []
         self._blocks: list[tuple[nn.Module, ...]] = []
         self._chosen: Any = None
@@ -125,8 +131,6 @@ class Tap:
         for blocks in self.lists:
             self._classes.append(type(blocks))
             blocks.__class__ = _tapped(type(blocks))
-        if self.probe == 0:
-            self._hook = _attention(self.blocks[0]).register_forward_pre_hook(self._inside, with_kwargs=True)
 
     def _inside(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Ask at the attention of the first block, and leave the block if the pass is reused."""
@@ -182,6 +186,10 @@ class Tap:
                 watched.append(Watched(block, marks) if marks else block)
                 ends.append(End(block, at_end) if at_end else block)
             blocks.__dict__.update(_tap=self, _watched=watched, _ends=ends)
+        if self._hook is not None:  # a block may have been replaced
+            self._hook.remove()
+        if self.probe == 0:
+            self._hook = _attention(self.blocks[0]).register_forward_pre_hook(self._inside, with_kwargs=True)
         if self.probe is not None:
             for i, blocks in enumerate(self.lists):
                 blocks.__dict__["_asking"] = [self._asked(i, k) for k in range(len(self._blocks[i]))]
@@ -260,8 +268,9 @@ def _range(site: Stack, count: int) -> slice:
     """The blocks of a stack of ``count`` that a site covers."""
 
     def index(value: float) -> int:
-        value = round(value * count) if isinstance(value, float) else value
-        return value + count if value < 0 else value
+        if isinstance(value, float) and value:  # a share is at least one block
+            value = math.copysign(max(round(abs(value) * count), 1), value)
+        return int(value) + count if value < 0 else int(value)
 
     start, stop = index(site.start), count if site.stop is None else index(site.stop)
     if not 0 <= start < stop <= count:

@@ -38,6 +38,11 @@ class History:
         """Steps of the residuals of a branch, oldest first."""
         return [step for step, _ in self._rings.get(branch, ())]
 
+    @property
+    def branches(self) -> list[str]:
+        """Branches of which something is kept."""
+        return list(self._rings)
+
     def has(self, branch: str) -> bool:
         """True if there is a residual of a branch."""
         return branch in self._rings

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -118,6 +119,10 @@ class Kept:
         """True if place ``k`` has something of a branch."""
         return self.histories[k].has(branch)
 
+    def owner(self, k: int, branch: str) -> str | None:
+        """The branch, or another of which place ``k`` has something; None without any."""
+        return branch if self.has(k, branch) else next(iter(self.histories[k].branches), None)
+
     def newest(self, k: int, branch: str, halved: bool) -> list[Residual]:
         """The newest that place ``k`` has of a branch, as a history of one; of a halved batch the second half."""
         return self._cut(self.histories[k].of(branch, 1), halved)
@@ -139,6 +144,7 @@ class Kept:
 
         They are tensors because torch.compile would build floats into the graph and make a new one at every step.
         """
+        ctx.trend = trends[0]
         rows = self.strategy.weights(ctx)
         if rows is None:
             return None, None, 0.0
@@ -149,12 +155,8 @@ class Kept:
             low, high = torch.tensor(rows)
             return high.unbind(), (low - high).unbind(), self.strategy.partition.cut
         if len(trends) > 1:  # every sample by its own trend, [K, B, 1, 1]
-            ctx.trend = trends[0]
-            each = []
-            for trend in trends:
-                ctx.trend = trend
-                each.append(self.strategy.weights(ctx))
-            return torch.tensor(each).to(device, non_blocking=True).T[..., None, None].unbind(), None, 0.0
+            each = [self.strategy.weights(replace(ctx, trend=trend)) for trend in trends]
+            return torch.tensor(each).T[..., None, None].unbind(), None, 0.0
         return torch.tensor(rows).unbind(), None, 0.0
 
     def _check_channels(self, residual: Residual) -> None:

@@ -44,8 +44,7 @@ class Network:
             if not all(isinstance(site, Module) for site in sites):
                 self.unet = UNetBody(denoiser)
         else:
-            probe = {"attention": 0, "blocks": strategy.probe_blocks}.get(_where(strategy))
-            self.tap = Tap(denoiser, blocks, [site for site in sites if isinstance(site, Stack)], probe)
+            self.tap = Tap(denoiser, blocks, [site for site in sites if isinstance(site, Stack)], _where(strategy))
         ranges = iter(self.tap.places if self.tap is not None else ())
         found = [next(ranges) if isinstance(site, Stack) else self._find(site) for site in sites]
         self.places = [place for place in found if place is not None]
@@ -128,7 +127,7 @@ class Network:
             ask: asked inside the stack; None if it is decided.
             watch_all: True while it is not known that nothing is added between blocks for this kind of call.
         """
-        self.hollow = not self.halves and any([end.reused for end in self.ends])
+        self.hollow = not self.halves and any(end.reused for end in self.ends)
         if self.tap is not None:
             self.tap.watch_all = watch_all
             self.tap.begin(self.hollow, ask)

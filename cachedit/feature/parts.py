@@ -7,6 +7,7 @@ returned had nothing added in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -223,8 +224,11 @@ class Entry(Either):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block, or only the beginning of it."""
+        # A block that was compiled by itself cannot be left in its middle.
+        compiled = getattr(self.block, "_compiled_call_impl", None) is not None
         try:
-            return super().__call__(*args, **kwargs)
+            with torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+                return super().__call__(*args, **kwargs)
         except Reuse:
             return self.stand_in(*args, **kwargs)
 

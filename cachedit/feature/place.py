@@ -38,15 +38,26 @@ class Forecast:
     def value(self, k: int, x: torch.Tensor | None = None) -> torch.Tensor:
         """The forecast of tensor ``k``, added to ``x`` if there is one; without it perhaps the newest one itself."""
         history = self.history[k]
+        weights = _fitted(self.weights, history[-1])
         if self.low is None and self.correction is None:
-            return forecast(x, history, self.weights)
-        total = forecast(None, history, self.weights)
+            return forecast(x, history, weights)
+        total = forecast(None, history, weights)
         if self.low is not None:
             total = total + low_pass(forecast(None, history, self.low), self.cut)
         if self.correction is not None:
             scale, shift = (along_channels(row, total) for row in self.correction)
             total = (total.float() * scale + shift).to(total.dtype)
         return total if x is None else x + total
+
+
+def _fitted(weights: Weights, x: torch.Tensor) -> Weights:
+    """Weights of every sample or channel on the device of ``x``, repeated where the model folds frames into samples."""
+    if weights is None or not weights[0].ndim:
+        return weights
+    fitted = [weight.to(x.device, non_blocking=True) for weight in weights]
+    if fitted[0].ndim > 1:
+        fitted = [weight.repeat_interleave(len(x) // len(weight), 0) for weight in fitted]
+    return fitted
 
 
 def along_channels(row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ class Plan:
         chooses: True if the strategy chooses between its sites.
         computed: steps of this run at which the denoiser was computed, all branches together.
         first_step: first step of this run at which it was called.
+        partial: True in a call of a step of which something is reused, by this branch or by another.
     """
 
     computed: list[int]
@@ -45,10 +46,15 @@ class Plan:
     def forget(self) -> None:
         """Drop everything that belongs to a run."""
         self.computed, self.first_step = [], -1
-        self._context, self._chosen = None, (-1, [])
+        self._context, self._chosen, self.partial = None, (-1, []), False
         self._last_reused: list[Site] = []
         if self.listener is not None:
             self.listener.forget()
+
+    @property
+    def heard_bytes(self) -> int:
+        """Bytes that the signal holds."""
+        return self.listener.nbytes if self.listener is not None else 0
 
     def context(self, clock: Clock, profile: Profile | None) -> Context:
         """What the strategy may look at: one object per run, moved along."""
@@ -70,7 +76,7 @@ class Plan:
 
     def load(self, step: Step, compute: bool, leads: bool) -> None:
         """Hand every place that this call reuses its forecast, and note in ``step`` what that was."""
-        places = self.network.places
+        places, self.partial = self.network.places, False
         wanted: list[Reused] = [False] * len(places) if compute else self._reused(step)
         reused = self.network.choose(wanted, leads)
         self.network.load([self._forecast(k, step.branch) if r else None for k, r in enumerate(reused)])
@@ -78,20 +84,24 @@ class Plan:
         if self.listener is not None and leads:
             self.listener.settle(step.index, step.computed)
         if not compute and step.computed:
-            step.reason = "this branch has nothing to reuse"
+            step.reason = "this branch has nothing to reuse" if self.partial else "schedule"
         if self.chooses:
             step.sites = ", ".join([str(place.site) for place, r in zip(places, reused, strict=True) if r])
 
     def _reused(self, step: Step) -> list[Reused]:
         """Which places this branch reuses, at a step that is not computed. All branches of a step go together."""
         if self._chosen[0] != step.index:
-            chosen: list[Reused] = [True] * len(self.network.places)
-            if self.chooses:
-                reuses = self.session.strategy.reuses
-                chosen = [reuses(self._context_of(k, step.branch), p.site) for k, p in enumerate(self.network.places)]
+            chosen = [self._choice(k, step.branch) for k in range(len(self.network.places))]
             self._chosen = step.index, chosen
             self._last_reused = [p.site for p, r in zip(self.network.places, chosen, strict=True) if r]
+        self.partial = any(self._chosen[1])
         return [reused if self.kept.has(k, step.branch) else False for k, reused in enumerate(self._chosen[1])]
+
+    def _choice(self, k: int, branch: str) -> Reused:
+        owner = self.kept.owner(k, branch)
+        if owner is None or not self.chooses:
+            return owner is not None
+        return self.session.strategy.reuses(self._context_of(k, owner), self.network.places[k].site)
 
     def _forecast(self, k: int, branch: str) -> Forecast:
         halved = self.network.halves and self.network.places[k] is not self.network.guidance

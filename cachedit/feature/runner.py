@@ -20,6 +20,7 @@ from cachedit.feature.plan import Plan
 from cachedit.feature.session import Session
 from cachedit.feature.signals import shared_group
 from cachedit.run import Step
+from cachedit.strategy import Module
 
 ATTRIBUTE = "_cachedit"
 
@@ -60,7 +61,7 @@ class Runner:
         """Put the hooks in place."""
         denoiser = self.denoiser
         self.network.attach()
-        after = self.after if self.network.traceable else torch.compiler.disable(self.after)
+        after = self.after if self.network.traceable else self.after_untraced
         self._handles = [
             denoiser.register_forward_pre_hook(self.before, with_kwargs=True),
             denoiser.register_forward_hook(after, with_kwargs=True, always_call=True),
@@ -129,6 +130,11 @@ class Runner:
             return self._finish(args, kwargs, output)
         return None
 
+    @torch.compiler.disable
+    def after_untraced(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """``after`` for places that torch.compile cannot trace; a method, so that a deep copy gets its own."""
+        return self.after(denoiser, args, kwargs, output)
+
     def _finish(self, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         network = self.network
         network.end()
@@ -150,6 +156,8 @@ class Runner:
                 self._commit(step)
         if self.session.clock.at_last_step:
             self.kept.drop(step.branch)
+            if self.plan.listener is not None:
+                self.plan.listener.release()
         network.release()
         return given
 
@@ -158,6 +166,8 @@ class Runner:
         self.network.end()
         self.network.release()
         self._pending = self._step = None
+        if self.plan.listener is not None:
+            self.plan.listener.release()
         self.session.retract()
 
     # -- what is decided ------------------------------------------------------------------------------------------
@@ -168,9 +178,11 @@ class Runner:
         self._leads = self.session.decided_for != (step.index, self)
         if listener is None or not self._leads:
             return None
+        latents = main_input(args, kwargs, self.time_name)
         if listener.where == "input":
-            step.signal = listener.hear(main_input(args, kwargs, self.time_name), None)
+            step.signal = listener.hear(latents, None, len(latents), step.branch)
             return None
+        self._samples = len(latents)
         nothing = [False] * len(self.network.places)
         self.network.choose([*nothing], self._leads)
         self.network.load([None] * len(nothing))
@@ -182,7 +194,7 @@ class Runner:
         step, listener = self._step, self.plan.listener
         assert step is not None
         assert listener is not None
-        step.signal = listener.hear(entered, left)
+        step.signal = listener.hear(entered, left, self._samples, step.branch)
         self._decide(step)
         if not step.computed:
             self._pending = None
@@ -240,7 +252,7 @@ class Runner:
     def _commit(self, step: Step, copy: bool = False) -> None:
         """Move what the last pass captured into the histories, unless it is not finite."""
         self._pending = None
-        captured = self.network.captured()
+        captured, sites = self.network.captured(), [place.site for place in self.network.places]
         if step.computed:
             self.network.check_reached(captured)
             if self.session.computes and self.plan.computed[-1:] != [step.index]:
@@ -249,7 +261,8 @@ class Runner:
                 self.session.observer(step, self.network.places, captured)
             self.kept.computed(step.branch, step.index)
         for k, residual in enumerate(captured):
-            if residual is not None:
+            # Whatever else leaves a step that is reused in part is a forecast in part, or one branch's alone.
+            if residual is not None and not (self.plan.partial and not isinstance(sites[k], Module)):
                 if copy:
                     residual = tuple([r.clone() for r in residual])
                 self.kept.push(k, step.branch, step.index, residual, self.network.halves)

@@ -208,10 +208,14 @@ class Session:
             )
         self.context = runner.plan.context(clock, self.profile)
         listener = runner.plan.listener
-        reason = (self.strategy if listener is None else listener).should_compute(self.context)
+        short = guarded and length <= SHORT_RUN
+        if listener is None:
+            reason = self.strategy.should_compute(self.context)
+        else:  # the guard counts for every sample as if it were alone, too
+            reason = listener.should_compute(self.context, 1 if short else None)
         if reason:
             return True, reason if isinstance(reason, str) else "schedule"
-        if guarded and length <= SHORT_RUN and clock.step - runner.plan.computed[-1] > 1:
+        if short and clock.step - runner.plan.computed[-1] > 1:
             return True, f"one reused step in a row up to {SHORT_RUN} steps"
         return False, ""
 
@@ -231,7 +235,7 @@ class Session:
     def note_bytes(self) -> None:
         """Keep the peak of what the histories hold."""
         if self.run is not None:
-            held = sum([runner.kept.nbytes for runner in self.runners])
+            held = sum([runner.kept.nbytes + runner.plan.heard_bytes for runner in self.runners])
             self.run.cache_bytes_peak = max(self.run.cache_bytes_peak, held)
 
     # -- the end of a run -----------------------------------------------------------------------------------------
