@@ -163,7 +163,7 @@ class Profile:
             return self.sigmas, list(schedule.sigmas)
         assert schedule.num_steps is not None
         wanted = [1 - schedule.position(k) for k in range(schedule.num_steps)]
-        return np.linspace(1, 0, count).tolist(), wanted
+        return [1 - Schedule(count).position(k) for k in range(count)], wanted
 
     def _snapped(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
         """``levels``, with those of the calibration where a schedule is the same up to rounding."""

@@ -159,7 +159,7 @@ class Strategy:
         super().__init_subclass__(**kwargs)
         if abstract:
             return
-        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
+        cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[0-9])(?=[A-Z][a-z])", "_", cls.__name__).lower()
         known = cls.registry.get(cls.name)
         if known is not None and known.__module__ != cls.__module__:
             raise TypeError(f"strategy {cls.name!r} is already defined in {known.__module__}")

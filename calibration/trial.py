@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,7 +110,8 @@ class Trial:
     def latents(self, k: int, strategy: FeatureStrategy | None = None, profile: Profile | None = None) -> torch.Tensor:
         """Final latents of prompt ``k``, uncached or under a strategy."""
         if strategy is not None:
-            with cached(self.pipe, strategy, profile=profile):
+            with cached(self.pipe, strategy, profile=profile), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # a trial that cannot reuse its step is no surprise
                 return self._run(k)
         if k not in self._uncached:
             self._uncached[k] = self._run(k)

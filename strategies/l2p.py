@@ -22,14 +22,14 @@ class L2P(FeatureStrategy):
     forecast. Its weights are fitted to what a few uncached runs give there, in seconds. They hold for the very steps
     and options of that calibration; a run with others is refused.
 
-    The paper minimises the squared error over weights that are free; how it starts and regularises is not known to us.
-    Ours: the solution in closed form, for all branches and streams together; the weights of a step sum to 1, so what
-    does not change is kept; and a ridge pulls them towards plain reuse, because they are fitted to uncached runs and a
-    forecast changes what the steps after it see. After a step that was computed out of turn the fit does not hold, and
-    the newest residual is reused as it is.
+    The paper trains the weights on the squared error; how it starts and constrains them is not known to us. Ours: the
+    solution in closed form, for all branches and streams together; the weights of a step sum to 1, so what does not
+    change is kept; and a ridge pulls them towards plain reuse, because they are fitted to uncached runs and a forecast
+    changes what the steps after it see. After a step that was computed out of turn the fit does not hold, and the
+    newest residual is reused as it is.
 
     interval: one step in ``interval`` is computed after the warm-up, counted from its last step (4).
-    warmup:   leading steps that are always computed (5). On our sample a shorter one did more harm than plain reuse.
+    warmup:   leading steps that are always computed (5). With 3, forecasts on our sample were worse than plain reuse.
     terms:    computed residuals that a forecast is made of (3); 1 is plain reuse.
     """
 

@@ -77,7 +77,8 @@ class MixCache(FeatureStrategy):
 
     def reuses(self, ctx: Context, site: Site) -> bool:
         """The site that costs least."""
-        saved, impacts = (1.0, 0.5, self.span[1] - self.span[0]), self.impact
+        saved = (1.0, 0.5, self.span[1] - self.span[0])
+        impacts: tuple[float, ...] = self.impact
         if ctx.profile is not None:
             rows = ctx.profile.rows("impact", ctx.schedule)
             impacts = tuple([rows[str(k)][ctx.step] if str(k) in rows else impact for k, impact in enumerate(impacts)])

@@ -125,7 +125,8 @@ def test_parts_of_a_step_that_are_reused_show_in_the_work_and_not_in_the_calls(s
 def test_what_changed_nothing_is_told_from_what_failed(table):
     idle = row(table, "diffusers", "idle", 1.0, math.inf)
     failed = table.Row("diffusers", "failed", {"threshold": 0.25}, error="broken")
-    assert (idle.to_dict()["psnr"], idle.to_dict()["identical"], idle.to_dict()["error"]) == (None, True, "")
+    values = idle.to_dict()
+    assert (values["psnr"], values["identical"], values["error"]) == (None, True, "")
     assert (failed.to_dict()["psnr"], failed.to_dict()["identical"], failed.to_dict()["error"]) == (
         None,
         False,

@@ -105,6 +105,12 @@ def test_probe_gap_tells_how_far_the_probe_has_gone_past_the_two_last_computed_s
         listener.settle(step, step in (0, 2))
 
 
+def test_the_trend_of_a_signal_without_a_probe_is_a_single_one() -> None:
+    listener = Listener(Heard(kind="first_blocks"))
+    listener.hear(tokens([1.0], [2.0]), tokens([3.0], [5.0]))
+    assert listener.trends() == [1.0]
+
+
 def test_the_trend_of_a_probe_that_stood_still_is_one() -> None:
     listener = Listener(Heard(kind="probe_gap"))
     for step, added in enumerate([1.0, 1.0, 5.0]):
@@ -324,10 +330,10 @@ def test_features_are_kept_in_their_own_dtype_and_dropped_on_request() -> None:
 
 
 def test_bf16_is_averaged_in_fp32() -> None:
-    x = torch.ones(1, 4096, 1, dtype=torch.bfloat16)  # a bf16 sum would stop growing at 256
+    x = torch.ones(1, 4096, 1, dtype=torch.bfloat16)
     y = x.clone()
-    y[0, :1024] = 2.0
-    assert heard("modulated_input", [(None, x), (None, y)], [0]) == [None, 0.25]
+    y[0, :1001] = 2.0
+    assert heard("modulated_input", [(None, x), (None, y)], [0]) == [None, 1001 / 4096]  # not a bf16 number
 
 
 # -- what a denoiser runs -----------------------------------------------------------------------------------------

@@ -155,9 +155,9 @@ class Tap:
         if self._blocks != [tuple(blocks._modules.values()) for blocks in self.lists]:
             self._prepare()
 
-    def begin(self, hollow: bool, ask: Ask | None) -> None:
+    def begin(self, hollow: bool, ask: Ask | None, watch_all: bool = True) -> None:
         """Choose what the lists yield in the pass that follows, once the places have been told."""
-        self.ask, self.listening = ask, ask is not None
+        self.ask, self.listening, self.watch_all = ask, ask is not None, watch_all
         self.reuse = hollow
         chosen = []
         for place in self.places:

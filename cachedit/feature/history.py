@@ -18,39 +18,50 @@ class History:
         depth: residuals kept per branch.
         device: where they are kept; None leaves them where they were computed.
         dtype: how they are kept; None leaves them as they were computed.
+
+    Attributes:
+        nbytes: bytes held.
     """
 
     def __init__(self, depth: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         self.depth, self.device, self.dtype = depth, device, dtype
-        self._rings: dict[str, deque[tuple[int, Residual]]] = {}
+        self._rings: dict[str, deque[tuple[int, Residual, int]]] = {}  # step, residual, bytes
         self._origins: dict[str, list[tuple[torch.device, torch.dtype]]] = {}
+        self.nbytes = 0
 
     def push(self, branch: str, step: int, residual: Residual) -> None:
         """Keep the residual of a step; the oldest one beyond ``depth`` is dropped."""
-        self._origins[branch] = [(r.device, r.dtype) for r in residual]
         if self.device is not None or self.dtype is not None:
+            self._origins[branch] = [(r.device, r.dtype) for r in residual]
             residual = tuple([r.to(device=self.device or r.device, dtype=self.dtype or r.dtype) for r in residual])
-        self._rings.setdefault(branch, deque(maxlen=self.depth)).append((step, residual))
+        if not self.depth:
+            return
+        ring = self._rings.setdefault(branch, deque(maxlen=self.depth))
+        size = 0
+        for r in residual:
+            size += r.nbytes
+        self.nbytes += size - (ring[0][2] if len(ring) == self.depth else 0)
+        ring.append((step, residual, size))
         if len(self._rings) > MOST_BRANCHES:
             self.drop(next(iter(self._rings)))
 
     def steps(self, branch: str) -> list[int]:
         """Steps of the residuals of a branch, oldest first."""
-        return [step for step, _ in self._rings.get(branch, ())]
+        return [step for step, _, _ in self._rings.get(branch, ())]
 
     @property
     def branches(self) -> list[str]:
         """Branches of which something is kept."""
         return list(self._rings)
 
-    def has(self, branch: str) -> bool:
+    def __contains__(self, branch: str) -> bool:
         """True if there is a residual of a branch."""
         return branch in self._rings
 
     def of(self, branch: str, count: int | None = None) -> list[Residual]:
         """The newest ``count`` residuals of a branch, oldest first, where and as they were computed; all by default."""
         ring = self._rings[branch]
-        kept = [ring[-1][1]] if count == 1 else [residual for _, residual in ring]
+        kept = [ring[-1][1]] if count == 1 else [residual for _, residual, _ in ring]
         if self.device is None and self.dtype is None:
             return kept
         origins = self._origins[branch]
@@ -61,10 +72,6 @@ class History:
         if branch is None:
             self._rings.clear()
             self._origins.clear()
+            self.nbytes = 0
         else:
-            self._rings.pop(branch, None)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum([r.nbytes for ring in self._rings.values() for _, residual in ring for r in residual])
+            self.nbytes -= sum([size for _, _, size in self._rings.pop(branch, ())])

@@ -85,18 +85,13 @@ class Kept:
     def _note_change(self, k: int, branch: str, step: int, residual: Residual) -> None:
         """Compare with the newest that is kept; of the branches of a step the one that changed most counts."""
         site, history = self.places[k].site, self.histories[k]
-        if not history.has(branch):
+        if branch not in history:
             return
         gap, (before,) = step - history.steps(branch)[-1], history.of(branch, 1)
         change = _largest_change(residual, before, self.group) / max(gap, 1)
         same_step = self._changed_at.get(site) == step
         self.changes[site] = max(change, self.changes[site]) if same_step else change
         self._changed_at[site] = step
-
-    def computed(self, branch: str, step: int) -> None:
-        """Note that a branch was computed in full."""
-        self.full[branch] = step
-        self.why_missing.pop(branch, None)
 
     def not_finite(self, step: int) -> str | None:
         """Drop what was not finite; returns the branch that lost it, if any.
@@ -117,7 +112,7 @@ class Kept:
 
     def has(self, k: int, branch: str) -> bool:
         """True if place ``k`` has something of a branch."""
-        return self.histories[k].has(branch)
+        return branch in self.histories[k]
 
     def owner(self, k: int, branch: str) -> str | None:
         """The branch, or another of which place ``k`` has something; None without any."""
@@ -125,19 +120,19 @@ class Kept:
 
     def newest(self, k: int, branch: str, halved: bool) -> list[Residual]:
         """The newest that place ``k`` has of a branch, as a history of one; of a halved batch the second half."""
-        return self._cut(self.histories[k].of(branch, 1), halved)
+        history = self.histories[k].of(branch, 1)
+        return _second_halves(history) if halved else history
 
     def forecast(self, k: int, ctx: Context, trends: Sequence[float], halved: bool) -> Forecast:
         """What place ``k`` gives on a reused pass of the branch of ``ctx``."""
-        history = self._cut(self.histories[k].of(ctx.branch), halved)
+        history = self.histories[k].of(ctx.branch)
+        if halved:
+            history = _second_halves(history)
         device = history[-1][0].device
         weights, low, cut = self._weights(ctx, trends, device) if self._weighs else (None, None, 0.0)
         correction = self.strategy.correct(ctx) if self._corrects else None
         rows = None if correction is None else (torch.tensor(correction[0]), torch.tensor(correction[1]))
         return Forecast(history, weights, low, cut, rows)
-
-    def _cut(self, history: list[Residual], halved: bool) -> list[Residual]:
-        return [tuple([x.chunk(2)[1] for x in residual]) for residual in history] if halved else history
 
     def _weights(self, ctx: Context, trends: Sequence[float], device: torch.device) -> tuple[Any, Any, float]:
         """(weights, difference of the low band's, cut) as tensors that broadcast to the residuals.
@@ -183,10 +178,9 @@ class Kept:
             )
         self._clusters = torch.tensor(clusters, dtype=torch.long).to(residual[0].device)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes held."""
-        return sum([history.nbytes for history in self.histories])
+
+def _second_halves(history: list[Residual]) -> list[Residual]:
+    return [tuple([x.chunk(2)[1] for x in residual]) for residual in history]
 
 
 def _largest_change(now: Residual, before: Residual, group: Any) -> float:

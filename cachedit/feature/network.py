@@ -30,6 +30,7 @@ class Network:
         guidance: the one that forecasts a branch from another; None if none was asked for.
         halves: True in a pass that runs half of a batch of two branches.
         reused: which places the current pass reuses.
+        active: True while a tracked pass is inside the denoiser.
         traceable: True if torch.compile may trace what follows the denoiser's forward.
     """
 
@@ -39,7 +40,6 @@ class Network:
         self.unet: UNetBody | None = None
         self._lacking: UnsupportedModelError | None = None
         sites = strategy.sites
-        self._within = False
         if is_unet(denoiser) and blocks is None:
             if not all(isinstance(site, Module) for site in sites):
                 self.unet = UNetBody(denoiser)
@@ -54,8 +54,9 @@ class Network:
         self.ends = [place for place in self.places if isinstance(place, EndPlace)]
         self.guidance = next((place for place in self.places if isinstance(place, GuidancePlace)), None)
         self.traceable = all(isinstance(place, StackPlace) for place in self.places)
-        self.halves = self.hollow = False
+        self.halves = self.hollow = self.active = False
         self.reused: list[Reused] = [False] * len(self.places)
+        self._ending = [place for place in self.places if not isinstance(place, StackPlace)]
 
     def _find(self, site: Site) -> Place | None:
         """The place of a site; None for a kind of modules that the model has not got."""
@@ -127,19 +128,23 @@ class Network:
             ask: asked inside the stack; None if it is decided.
             watch_all: True while it is not known that nothing is added between blocks for this kind of call.
         """
-        self.hollow = not self.halves and any(end.reused for end in self.ends)
+        if self.ends:
+            self.hollow = not self.halves and any(end.reused for end in self.ends)
         if self.tap is not None:
-            self.tap.watch_all = watch_all
-            self.tap.begin(self.hollow, ask)
+            self.tap.begin(self.hollow, ask, watch_all)
         if self.unet is not None:
             self.unet.begin(self.hollow)
-        self._within = True
+        self.active = True
 
     def end(self) -> None:
         """The pass is over, however it ended."""
-        self._within = False
-        for body in [*self._bodies, *self.places]:
-            body.end()
+        self.active = False
+        if self.tap is not None:
+            self.tap.end()
+        if self.unet is not None:
+            self.unet.end()
+        for place in self._ending:
+            place.end()
 
     def leave(self, inputs: Any, output: Any) -> Any:
         """The output that the caller is to get."""
@@ -149,10 +154,10 @@ class Network:
 
     def captured(self) -> list[Residual | None]:
         """What each place captured in the last pass; None for one that was reused or not reached."""
-        return [
-            None if reused is True or self.hollow else place.captured()
-            for place, reused in zip(self.places, self.reused, strict=True)
-        ]
+        captured: list[Residual | None] = []
+        for place, reused in zip(self.places, self.reused, strict=True):
+            captured.append(None if reused is True or self.hollow else place.captured())
+        return captured
 
     def check_reached(self, captured: Sequence[Residual | None]) -> None:
         """Raise UnsupportedModelError if the block lists were not iterated in a computed pass."""
@@ -168,11 +173,6 @@ class Network:
         """Drop every tensor."""
         for place in self.places:
             place.release()
-
-    @property
-    def active(self) -> bool:
-        """True while a tracked pass is inside the denoiser."""
-        return self._within if self.tap is None else self.tap.active
 
     @property
     def open(self) -> bool:

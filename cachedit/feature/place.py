@@ -38,7 +38,7 @@ class Forecast:
     def value(self, k: int, x: torch.Tensor | None = None) -> torch.Tensor:
         """The forecast of tensor ``k``, added to ``x`` if there is one; without it perhaps the newest one itself."""
         history = self.history[k]
-        weights = _fitted(self.weights, history[-1])
+        weights = self.weights if self.weights is None else _fitted(self.weights, history[-1])
         if self.low is None and self.correction is None:
             return forecast(x, history, weights)
         total = forecast(None, history, weights)
@@ -50,9 +50,9 @@ class Forecast:
         return total if x is None else x + total
 
 
-def _fitted(weights: Weights, x: torch.Tensor) -> Weights:
+def _fitted(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Weights:
     """Weights of every sample or channel on the device of ``x``, repeated where the model folds frames into samples."""
-    if weights is None or not weights[0].ndim:
+    if not weights[0].ndim:
         return weights
     fitted = [weight.to(x.device, non_blocking=True) for weight in weights]
     if fitted[0].ndim > 1:

@@ -24,6 +24,7 @@ class Plan:
     Attributes:
         listener: hears the strategy's signal; None for a static schedule.
         chooses: True if the strategy chooses between its sites.
+        simple: True if every place is reused at every step that is not computed, by all branches.
         computed: steps of this run at which the denoiser was computed, all branches together.
         first_step: first step of this run at which it was called.
         partial: True in a call of a step of which something is reused, by this branch or by another.
@@ -41,6 +42,7 @@ class Plan:
         if strategy.signal:
             self.listener = Listener(strategy, kept.group)
         self.chooses = type(strategy).reuses is not FeatureStrategy.reuses
+        self.simple = not self.chooses and self.listener is None and not network.ends
         self.forget()
 
     def forget(self) -> None:
@@ -50,11 +52,6 @@ class Plan:
         self._last_reused: list[Site] = []
         if self.listener is not None:
             self.listener.forget()
-
-    @property
-    def heard_bytes(self) -> int:
-        """Bytes that the signal holds."""
-        return self.listener.nbytes if self.listener is not None else 0
 
     def context(self, clock: Clock, profile: Profile | None) -> Context:
         """What the strategy may look at: one object per run, moved along."""
@@ -76,6 +73,9 @@ class Plan:
 
     def load(self, step: Step, compute: bool, leads: bool) -> None:
         """Hand every place that this call reuses its forecast, and note in ``step`` what that was."""
+        if self.simple:
+            self._load_simply(step, compute)
+            return
         places, self.partial = self.network.places, False
         wanted: list[Reused] = [False] * len(places) if compute else self._reused(step)
         reused = self.network.choose(wanted, leads)
@@ -87,6 +87,19 @@ class Plan:
             step.reason = "this branch has nothing to reuse" if self.partial else "schedule"
         if self.chooses:
             step.sites = ", ".join([str(place.site) for place, r in zip(places, reused, strict=True) if r])
+
+    def _load_simply(self, step: Step, compute: bool) -> None:
+        """What ``load`` comes to where nothing is to be chosen; most steps go through here."""
+        network, kept = self.network, self.kept
+        step.computed = True
+        for k, place in enumerate(network.places):
+            reused = not compute and step.branch in kept.histories[k]
+            if reused:
+                step.computed = False
+            place.begin(reused, self._forecast(k, step.branch) if reused else None)
+            network.reused[k] = reused
+        if step.computed and not compute:
+            step.reason = "this branch has nothing to reuse"
 
     def _reused(self, step: Step) -> list[Reused]:
         """Which places this branch reuses, at a step that is not computed. All branches of a step go together."""

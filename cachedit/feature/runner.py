@@ -112,7 +112,7 @@ class Runner:
         run.steps.append(step)
         if clock.at_last_step:
             run.status = "finished"
-        ask = self._listen(step, args, kwargs)
+        ask = None if self.plan.simple else self._listen(step, args, kwargs)
         if ask is None:
             self._decide(step)
         if step.computed:
@@ -124,7 +124,7 @@ class Runner:
     def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         """Keep what was computed. Under torch.compile this is traced, so the next call keeps it."""
         if torch.compiler.is_dynamo_compiling():
-            self.network.tap.active = False  # type: ignore[union-attr]
+            self.network.active = self.network.tap.active = False  # type: ignore[union-attr]
             self.session.in_flight = None
         elif self.session.leave():
             return self._finish(args, kwargs, output)
@@ -150,7 +150,7 @@ class Runner:
                 given = network.leave(main_input(args, kwargs, self.time_name), output)
                 if self.plan.listener is not None and self._leads:
                     self.plan.listener.signal.observe(given)
-            if step.computed and not network.open:
+            if step.computed and self._signatures[step.branch] not in self._closed_calls and not network.open:
                 self._closed_calls.add(self._signatures[step.branch])
             if step.computed or self.plan.chooses:
                 self._commit(step)
@@ -158,7 +158,8 @@ class Runner:
             self.kept.drop(step.branch)
             if self.plan.listener is not None:
                 self.plan.listener.release()
-        network.release()
+        if step.computed or self.session.clock.at_last_step or not self.plan.simple:
+            network.release()  # a simple reused pass holds nothing that is not kept anyway
         return given
 
     def _abandon(self) -> None:
@@ -249,23 +250,34 @@ class Runner:
 
     # -- what was computed ----------------------------------------------------------------------------------------
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are held for later steps."""
+        held = 0 if self.plan.listener is None else self.plan.listener.nbytes
+        for history in self.kept.histories:
+            held += history.nbytes
+        return held
+
     def _commit(self, step: Step, copy: bool = False) -> None:
         """Move what the last pass captured into the histories, unless it is not finite."""
         self._pending = None
-        captured, sites = self.network.captured(), [place.site for place in self.network.places]
+        network = self.network
+        captured = network.captured()
         if step.computed:
-            self.network.check_reached(captured)
-            if self.session.computes and self.plan.computed[-1:] != [step.index]:
+            if None in captured:
+                network.check_reached(captured)
+            if self.session.decision[0] and self.plan.computed[-1:] != [step.index]:
                 self.plan.computed.append(step.index)
             if self.session.observer is not None:
-                self.session.observer(step, self.network.places, captured)
-            self.kept.computed(step.branch, step.index)
+                self.session.observer(step, network.places, captured)
+            self.kept.full[step.branch] = step.index
+            self.kept.why_missing.pop(step.branch, None)
         for k, residual in enumerate(captured):
             # Whatever else leaves a step that is reused in part is a forecast in part, or one branch's alone.
-            if residual is not None and not (self.plan.partial and not isinstance(sites[k], Module)):
+            if residual is not None and not (self.plan.partial and not isinstance(network.places[k].site, Module)):
                 if copy:
                     residual = tuple([r.clone() for r in residual])
-                self.kept.push(k, step.branch, step.index, residual, self.network.halves)
+                self.kept.push(k, step.branch, step.index, residual, network.halves)
         self.session.note_bytes()
         if self.kept.not_finite(step.index):
             self.session.warn("finite", "a residual was not finite; it is dropped, and the next step is computed.")

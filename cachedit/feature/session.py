@@ -62,6 +62,7 @@ class Session:
         run: the record of the current run; None before the first and after the last has been closed.
         last: the last run that finished or was aborted.
         in_flight: thread that is inside a denoiser; None outside.
+        decision: whether the current step is computed as such, and why; a branch may still have nothing to reuse.
         context: what the strategy saw when it last decided.
         sampler: adjusts the pipeline's scheduler; None if the strategy leaves it alone.
     """
@@ -85,7 +86,7 @@ class Session:
         self._calling: int | None = None
         self.context = Context()
         self.decided_for: tuple[int, Runner] | None = None
-        self._decision: tuple[bool, str] = (True, "")
+        self.decision: tuple[bool, str] = (True, "")
         self._warned: set[str] = set()
         self.sampler: Sampler | None = None
         if strategy.adjusts_sampler and pipeline is not None:
@@ -190,11 +191,11 @@ class Session:
         """(compute, reason) for the current call. The branches of a step share one decision."""
         if self.decided_for != (self.clock.step, runner):
             missing = runner.branch_missing
-            self._decision = self._decide(runner) if missing is None else (True, missing)
+            self.decision = self._decide(runner) if missing is None else (True, missing)
             self.decided_for = (self.clock.step, runner)
         elif runner.branch_missing is not None:
             return True, runner.branch_missing
-        return self._decision
+        return self.decision
 
     def _decide(self, runner: Runner) -> tuple[bool, str]:
         clock, steps = self.clock, self.clock.schedule.num_steps
@@ -219,11 +220,6 @@ class Session:
             return True, f"one reused step in a row up to {SHORT_RUN} steps"
         return False, ""
 
-    @property
-    def computes(self) -> bool:
-        """True if the current step is computed as such, and not only a branch that had nothing to reuse."""
-        return self._decision[0]
-
     def expert_span(self, plan: Plan) -> tuple[int, int | None]:
         """First step of the schedule that belongs to this expert, and how many do (None when unknown)."""
         schedule, boundary = self.clock.schedule, self.pipeline.boundary if self.pipeline is not None else None
@@ -235,7 +231,9 @@ class Session:
     def note_bytes(self) -> None:
         """Keep the peak of what the histories hold."""
         if self.run is not None:
-            held = sum([runner.kept.nbytes + runner.plan.heard_bytes for runner in self.runners])
+            held = 0
+            for runner in self.runners:
+                held += runner.held_bytes
             self.run.cache_bytes_peak = max(self.run.cache_bytes_peak, held)
 
     # -- the end of a run -----------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ class ModuleError(_Errors):
     @property
     def sites(self) -> tuple[Site, ...]:
         """All kinds of modules."""
-        return (Module("attn"), Module("cross"), Module("mlp"))
+        return (Module("attn"), Module("temporal"), Module("cross"), Module("mlp"))
 
     def key(self, site: Site, step: Step) -> str:
         """The kind."""
