@@ -30,7 +30,8 @@ def wrap(target: T, strategy: str | Strategy, *, profile: Profile | str | Path |
             * ``timesteps`` or ``num_inference_steps``: the schedule of a module that is driven by hand;
             * ``timestep_arg``: name of the denoiser's timestep argument, where it cannot be found;
             * ``few_step_guard``: False lifts "no reuse up to 4 steps, one in a row up to 8";
-            * ``cache_device``, ``cache_dtype``: where and how residuals are kept.
+            * ``cache_device``, ``cache_dtype``: where and how residuals are kept;
+            * ``process_group``: ranks that share one model, for strategies that listen to a signal.
 
     Returns:
         ``target`` itself.

@@ -293,7 +293,7 @@ def run_curve(strategy: FeatureStrategy, power: int, pattern: torch.Tensor = ONE
         (Newton(warmup=3), lambda u, g: 0),
         (Spectrum(mix=0, window=3, growth=0, warmup=3), lambda u, g: u * u + u * g),
     ],
-    ids=str,
+    ids=["line", "plain", "square", "ridge"],
 )
 def test_a_residual_that_grows_with_the_square_of_the_step(strategy: FeatureStrategy, missing: Any) -> None:
     added = run_curve(strategy, 2)[:, 0, 0, 0]
