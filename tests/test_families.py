@@ -1,8 +1,7 @@
-"""Every family of the zoo under every strategy that needs no calibrated profile of its own."""
+"""Every family of the zoo and every pipeline, under a plain strategy and under one that forecasts."""
 
 from __future__ import annotations
 
-import dataclasses
 import filecmp
 import inspect
 from pathlib import Path
@@ -14,23 +13,12 @@ from conftest import FLAT, STEPS, Scripted, attach, blocks_option, dissect, driv
 from torch import nn
 
 import cachedit
-from cachedit import FeatureStrategy, Profile, UnsupportedModelError
+from cachedit import Profile, UnsupportedModelError
 from cachedit.feature.blocks import Tap
 from cachedit.feature.place import Forecast
 from cachedit.strategy import Stack
 from zoo.models import CASES, Case, count_blocks
 from zoo.pipelines import PIPELINES, run
-
-
-def usable() -> list[str]:
-    """Strategies that run on a table of ratios or on nothing, with their default options."""
-    return [
-        name
-        for name, cls in cachedit.strategies().items()
-        if issubclass(cls, FeatureStrategy)
-        and set(cls.profile_arrays) <= {"magnitude_ratio"}
-        and all(f.default is not f.default_factory for f in dataclasses.fields(cls))
-    ]
 
 
 def profile_for(strategy: Any) -> Profile | None:
@@ -39,7 +27,7 @@ def profile_for(strategy: Any) -> Profile | None:
 
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-every_strategy = pytest.mark.parametrize("strategy", usable())
+every_strategy = pytest.mark.parametrize("strategy", ["mag_cache", "taylor_seer"])  # all of them: test_registry.py
 
 
 def wrap(model: nn.Module, case: Case, strategy: Any, **options: Any) -> nn.Module:
@@ -76,15 +64,6 @@ def test_a_reused_step_differs_when_the_timestep_moved(case: Case) -> None:
     plain = drive(model, case)
     attach(model, case, Scripted(compute=(0, 5)))
     assert equal_steps(drive(model, case), plain) == [0, 5]
-
-
-@every_strategy
-def test_every_strategy_fires_within_twenty_steps(strategy: str) -> None:
-    case = CASES["plain"]
-    model = wrap(case.build(), case, strategy, num_inference_steps=20)
-    drive(model, case, [1 - i / 20 for i in range(20)])
-    record = record_of(model)
-    assert record.reused_steps
 
 
 # -- one computed pass and one reused pass ------------------------------------------------------------------------

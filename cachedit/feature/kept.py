@@ -73,6 +73,8 @@ class Kept:
     def push(self, k: int, branch: str, step: int, residual: Residual, halved: bool) -> None:
         """Keep what place ``k`` captured; of a halved batch the other half is taken from the newest kept."""
         if halved:
+            if branch not in self.histories[k]:
+                return
             newest = self.histories[k].of(branch)[-1]
             residual = tuple([torch.cat([old.chunk(2)[0], x]) for old, x in zip(newest, residual, strict=True)])
         if self._clusters is None and isinstance(self.strategy.partition, Channels):
