@@ -42,7 +42,7 @@ def built(name: str) -> ModelMixin | None:
 def refusal(model: ModelMixin) -> str | None:
     """Why the model is refused; None if it is accepted."""
     try:
-        assert all(part.streams for part in Tap(model).parts)
+        assert all(part.streams for part in Tap(model).places[0].parts)
         find_time(model, None)
     except cachedit.UnsupportedModelError as error:
         return str(error)
