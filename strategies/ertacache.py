@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from cachedit.profile import Profile
 from cachedit.schedules import scan
-from cachedit.strategies.cache_quant import Corrected, worst
+from cachedit.strategies.corrected import Corrected, worst
 from cachedit.strategy import Output, Schedule, Site
 
 

@@ -21,7 +21,8 @@ from cachedit.calibration.measures.step_scale import StepScale
 from cachedit.evaluate.loading import load_pipeline
 from cachedit.run import Step
 from cachedit.samples import prompts, sample_path
-from cachedit.strategies.cache_quant import CacheQuant, Corrected
+from cachedit.strategies.cache_quant import CacheQuant
+from cachedit.strategies.corrected import Corrected
 from cachedit.strategies.ertacache import ERTACache
 from cachedit.strategy import Output, Skip, Stack
 from zoo.models import CASES

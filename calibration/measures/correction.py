@@ -15,7 +15,7 @@ from cachedit.feature.options import Options
 from cachedit.feature.place import Place, Residual
 from cachedit.profile import Profile
 from cachedit.run import Step
-from cachedit.strategies.cache_quant import Corrected
+from cachedit.strategies.corrected import Corrected
 from cachedit.strategy import Context, FeatureStrategy, Schedule, Site
 
 Rows = dict[str, list[Any]]
