@@ -207,7 +207,8 @@ def _calibrate(arguments: argparse.Namespace) -> int:
             checkpoint=f"{arguments.output}.training",
         )
     profile.save(arguments.output)
-    arrays = ", ".join(f"{name} ({len(next(iter(rows.values())))} steps)" for name, rows in profile.arrays.items())
+    sizes = {name: len(next(iter(rows.values()))) for name, rows in profile.arrays.items()}
+    arrays = ", ".join(f"{name} ({size} {profile.axes.get(name, ['step'])[0]}s)" for name, size in sizes.items())
     print(f"profile: {arguments.output}")
     print(f"  model:    {profile.model['class'] if profile.model else 'any'}")
     print(f"  arrays:   {arrays}")
