@@ -30,7 +30,7 @@ class HarmoniCa(FeatureStrategy):
     """
 
     threshold: float = 0.1
-    beta: float = 1e-3
+    beta: float = 1e-4
     iterations: int = 2000
     learning_rate: float = 0.05
 
