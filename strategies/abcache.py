@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cachedit.predictors import lagrange
+from cachedit.strategies.checks import check_count
+from cachedit.strategies.clocks import Clock, check_clock, times
 from cachedit.strategy import Context, FeatureStrategy, Output, Site
-
-from .newton import Clock, check_clock, times
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,7 @@ class ABCache(FeatureStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        for name in ("interval", "warmup", "order"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"ABCache {name}={value!r}; allowed: an integer, 1 or more")
+        check_count(self, "interval", "warmup", "order", lowest=1)
         check_clock(self.clock, "ABCache")
 
     @property

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 
 from cachedit.profile import Profile
 from cachedit.schedules import edge_costs, min_sum
+from cachedit.strategies.checks import check_count
 from cachedit.strategies.corrected import Corrected, worst
 from cachedit.strategy import Schedule, Site, Skip, Stack
 
@@ -44,8 +45,8 @@ class CacheQuant(Corrected):
             ValueError: a value out of range.
         """
         super().__post_init__()
-        if self.interval is not None and (type(self.interval) is not int or self.interval < 1):
-            raise ValueError(f"CacheQuant interval={self.interval!r}; allowed: an integer, 1 or more")
+        if self.interval is not None:
+            check_count(self, "interval", lowest=1)
         if self.scope not in ("stack", "skip"):
             raise ValueError(f"CacheQuant scope={self.scope!r}; allowed: 'stack', 'skip'")
 

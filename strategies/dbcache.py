@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cachedit.predictors import taylor
+from cachedit.strategies.checks import check_count, check_number
 from cachedit.strategy import Context, FeatureStrategy, Site, Stack
-
-from .first_block_cache import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,8 @@ class DBCache(FeatureStrategy):
         for name, lowest in (("front", 1), ("back", 0)):
             blocks = getattr(self, name)
             if not (isinstance(blocks, float) and 0 < blocks < 1):
-                check_count(self, name, lowest)
-        for name in ("warmup", "max_skip_steps", "order"):
-            check_count(self, name)
+                check_count(self, name, lowest=lowest)
+        check_count(self, "warmup", "max_skip_steps", "order")
         if self.max_cached_steps is not None:
             check_count(self, "max_cached_steps")
         check_number(self, "threshold")

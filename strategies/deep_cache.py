@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from cachedit.profile import Profile
 from cachedit.schedules import every, quad_center
+from cachedit.strategies.checks import check_count
 from cachedit.strategy import Context, FeatureStrategy, Schedule, Site, Skip
 
 
@@ -43,9 +44,7 @@ class DeepCache(FeatureStrategy):
             ValueError: a value out of range.
         """
         every(1, self.interval)
-        for name, value in (("level", self.level), ("layer", self.layer)):
-            if type(value) is not int or value < 0:
-                raise ValueError(f"DeepCache {name}={value!r}; allowed: an integer, 0 or more")
+        check_count(self, "level", "layer")
         if self.center is not None and (type(self.center) not in (int, float) or not 0 < self.center < 1):
             raise ValueError(f"DeepCache center={self.center!r}; allowed: a share between 0 and 1, or None")
         if type(self.power) not in (int, float) or not 1 < self.power <= 10:

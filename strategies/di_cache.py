@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cachedit.strategies.checks import check_count, check_number
+from cachedit.strategies.rules import over_budget
 from cachedit.strategy import Context, FeatureStrategy, Site, Stack
-
-from .first_block_cache import check_count, check_number
 
 FURTHEST = 1.5  # of the way from the older residual to the newer one
 
@@ -52,7 +52,7 @@ class DiCache(FeatureStrategy):
         check_number(self, "threshold")
         check_number(self, "retention_ratio", 1.0)
         check_count(self, "max_skip_steps")
-        check_count(self, "probe", 1)
+        check_count(self, "probe", lowest=1)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -65,11 +65,7 @@ class DiCache(FeatureStrategy):
         steps = ctx.expert_steps or ctx.schedule.num_steps
         if ctx.step - ctx.expert_start <= int(steps * self.retention_ratio):
             return "warm-up"
-        if ctx.step == ctx.schedule.num_steps - 1:
-            return "last step"
-        if ctx.step - ctx.computed_steps[-1] > self.max_skip_steps:
-            return "max_skip_steps reached"
-        return False if sum(ctx.signals) < self.threshold else "summed change reached the threshold"
+        return over_budget(ctx, sum(ctx.signals), self.threshold, self.max_skip_steps)
 
     def weights(self, ctx: Context) -> Sequence[float] | None:
         """The line through the two residuals, as far along as the probe has gone."""

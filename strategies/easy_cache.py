@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from cachedit.strategies.checks import check_count, check_number
+from cachedit.strategies.rules import over_budget
 from cachedit.strategy import Context, FeatureStrategy, Output, Site
-
-from .first_block_cache import check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,4 @@ class EasyCache(FeatureStrategy):
         steps = ctx.expert_steps or ctx.schedule.num_steps
         if ctx.step - ctx.expert_start < round(steps * self.retention_ratio):
             return "warm-up"
-        if ctx.step == ctx.schedule.num_steps - 1:
-            return "last step"
-        if ctx.step - ctx.computed_steps[-1] > self.max_skip_steps:
-            return "max_skip_steps reached"
-        return False if sum(ctx.signals) < self.threshold else "summed change reached the threshold"
+        return over_budget(ctx, sum(ctx.signals), self.threshold, self.max_skip_steps)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cachedit.predictors import damped_line
-from cachedit.strategies.pab import check_timesteps, training_time
+from cachedit.strategies.checks import check_count
+from cachedit.strategies.clocks import check_timesteps, training_time
 from cachedit.strategy import Bands, Context, FeatureStrategy, Guidance, Module, Site
 
 
@@ -59,10 +60,7 @@ class FasterCache(FeatureStrategy):
         _check_number("high_gain", self.high_gain, 0, 2)
         check_timesteps("FasterCache", "attention", self.attention)
         check_timesteps("FasterCache", "guidance", self.guidance)
-        if type(self.guidance_interval) is not int or self.guidance_interval < 1:
-            raise ValueError(
-                f"FasterCache guidance_interval={self.guidance_interval!r}; allowed: an integer, 1 or more"
-            )
+        check_count(self, "guidance_interval", lowest=1)
 
     @property
     def sites(self) -> tuple[Site, ...]:

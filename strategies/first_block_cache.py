@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from cachedit.strategies.checks import check_count, check_number
 from cachedit.strategy import Context, FeatureStrategy, Site, Stack
 
 
@@ -45,18 +45,3 @@ class FirstBlockCache(FeatureStrategy):
         if ctx.step - ctx.computed_steps[-1] > self.max_skip_steps:
             return "max_skip_steps reached"
         return "change above the threshold" if ctx.signals[-1] > self.threshold else False
-
-
-def check_number(strategy: Any, name: str, highest: float = math.inf) -> None:
-    """Raise ValueError unless the option is a number from 0 to ``highest``."""
-    value = getattr(strategy, name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= highest:
-        allowed = "a number, 0 or more" if highest == math.inf else f"a share from 0 to {highest:g}"
-        raise ValueError(f"{type(strategy).__name__} {name}={value!r}; allowed: {allowed}")
-
-
-def check_count(strategy: Any, name: str, lowest: int = 0) -> None:
-    """Raise ValueError unless the option is an integer, ``lowest`` or more."""
-    value = getattr(strategy, name)
-    if type(value) is not int or value < lowest:
-        raise ValueError(f"{type(strategy).__name__} {name}={value!r}; allowed: an integer, {lowest} or more")

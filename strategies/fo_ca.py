@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from cachedit.predictors import heun
 from cachedit.schedules import every
+from cachedit.strategies.rules import at_interval
 from cachedit.strategy import Context, FeatureStrategy
 
 
@@ -43,10 +44,7 @@ class FoCa(FeatureStrategy):
 
     def should_compute(self, ctx: Context) -> bool | str:
         """The warm-up, then one step in ``interval``; a later expert begins anew."""
-        position = ctx.step - ctx.computed_steps[0]
-        if position < self.warmup:
-            return "warm-up"
-        return (position - self.warmup + 1) % self.interval == 0
+        return at_interval(ctx, self.interval, self.warmup)
 
     def weights(self, ctx: Context) -> Sequence[float]:
         """Those of the calibrated forecast."""

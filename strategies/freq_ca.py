@@ -9,6 +9,8 @@ from typing import ClassVar
 
 from cachedit.predictors import hermite, plain
 from cachedit.schedules import every
+from cachedit.strategies.checks import check_count
+from cachedit.strategies.rules import at_interval
 from cachedit.strategy import Bands, Context, FeatureStrategy
 
 
@@ -47,8 +49,7 @@ class FreqCa(FeatureStrategy):
             ValueError: a value out of range.
         """
         every(1, self.interval, self.warmup)
-        if type(self.order) is not int or self.order < 0:
-            raise ValueError(f"FreqCa order={self.order!r}; allowed: an integer, 0 or more")
+        check_count(self, "order")
         if type(self.scale) not in (int, float) or not 0 < self.scale < math.inf:
             raise ValueError(f"FreqCa scale={self.scale!r}; allowed: a number above 0, such as 0.71")
         if type(self.cut) is not float or not 0 < self.cut < 1:
@@ -66,10 +67,7 @@ class FreqCa(FeatureStrategy):
 
     def should_compute(self, ctx: Context) -> bool | str:
         """The warm-up, then one step in ``interval``; a later expert begins anew."""
-        position = ctx.step - ctx.computed_steps[0]
-        if position < self.warmup:
-            return "warm-up"
-        return (position - self.warmup + 1) % self.interval == 0
+        return at_interval(ctx, self.interval, self.warmup)
 
     def weights(self, ctx: Context) -> tuple[Sequence[float], Sequence[float]]:
         """Those of the low and of the high band."""

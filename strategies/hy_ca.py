@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from cachedit.errors import ProfileError
 from cachedit.predictors import bdf2, hermite, lagrange, plain, taylor
 from cachedit.profile import Profile
+from cachedit.strategies.rules import at_interval
 from cachedit.strategy import Channels, Context, FeatureStrategy
 
 SOLVERS: dict[str, Callable[[Sequence[float], float], list[float]]] = {
@@ -75,10 +76,7 @@ class HyCa(FeatureStrategy):
         """The warm-up, then one step in ``interval``; a later expert begins anew."""
         assert self.interval is not None
         assert self.warmup is not None
-        position = ctx.step - ctx.computed_steps[0]
-        if position < self.warmup:
-            return "warm-up"
-        return (position - self.warmup + 1) % self.interval == 0
+        return at_interval(ctx, self.interval, self.warmup)
 
     def weights(self, ctx: Context) -> list[list[float]]:
         """One row per cluster: its solver's."""

@@ -9,6 +9,7 @@ from typing import ClassVar
 from cachedit.errors import ProfileError
 from cachedit.profile import Profile
 from cachedit.schedules import every
+from cachedit.strategies.checks import check_count
 from cachedit.strategy import Context, FeatureStrategy, Schedule
 
 DEFAULTS = {"interval": 4, "warmup": 5, "terms": 3}
@@ -47,10 +48,7 @@ class L2P(FeatureStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        for name, lowest in (("interval", 1), ("warmup", 1), ("terms", 1)):
-            value = getattr(self, name)
-            if value is not None and (type(value) is not int or value < lowest):
-                raise ValueError(f"L2P {name}={value!r}; allowed: an integer, {lowest} or more")
+        check_count(self, *[name for name in DEFAULTS if getattr(self, name) is not None], lowest=1)
 
     @property
     def depth(self) -> int:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from cachedit.profile import Profile
 from cachedit.schedules import edge_costs, minimax, resample_amplification
+from cachedit.strategies.checks import check_count
 from cachedit.strategy import Context, FeatureStrategy, Schedule
 
 
@@ -51,8 +52,8 @@ class LeMiCa(FeatureStrategy):
             raise ValueError(f"LeMiCa speedup={self.speedup!r}; allowed: a number, 1 or more")
         if self.budget is not None and self.speedup is not None:
             raise ValueError(f"LeMiCa budget={self.budget}, speedup={self.speedup}; allowed: one of the two")
-        if self.max_gap is not None and (type(self.max_gap) is not int or self.max_gap < 2):
-            raise ValueError(f"LeMiCa max_gap={self.max_gap!r}; allowed: an integer, 2 or more")
+        if self.max_gap is not None:
+            check_count(self, "max_gap", lowest=2)
 
     def configured(self, profile: Profile | None) -> LeMiCa:
         """Open options from the profile's recommendation; with none a speed-up of 2."""

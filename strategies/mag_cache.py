@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from cachedit.profile import Profile
+from cachedit.strategies.checks import check_count
 from cachedit.strategy import Context, FeatureStrategy
 
 
@@ -52,8 +53,8 @@ class MagCache(FeatureStrategy):
         """
         _check_number("threshold", self.threshold, 0.0, math.inf)
         _check_number("retention_ratio", self.retention_ratio, 0.0, 1.0)
-        if self.max_skip_steps is not None and (type(self.max_skip_steps) is not int or self.max_skip_steps < 0):
-            raise ValueError(f"MagCache max_skip_steps={self.max_skip_steps!r}; allowed: an integer, 0 or more")
+        if self.max_skip_steps is not None:
+            check_count(self, "max_skip_steps")
         if not isinstance(self.always_compute, tuple) or not all(type(step) is int for step in self.always_compute):
             raise ValueError(f"MagCache always_compute={self.always_compute!r}; allowed: a tuple of step indices")
         if self.resample not in ("sigma", "nearest"):

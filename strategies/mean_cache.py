@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from cachedit.predictors import mean_velocity
+from cachedit.strategies.checks import check_count
+from cachedit.strategies.clocks import times
 from cachedit.strategy import Context, FeatureStrategy, Output, Site
-
-from .newton import times
 
 PUBLISHED: dict[int, tuple[int, ...]] = {
     25: (*range(17), 24, 32, 40, 43, 45, 47, 48, 49),
@@ -55,8 +55,7 @@ class MeanCache(FeatureStrategy):
             raise ValueError(f"MeanCache budget={self.budget!r}; allowed: 25, 17, 10; or list the steps in compute=")
         if self.compute is not None and not _rising(self.compute):
             raise ValueError(f"MeanCache compute={self.compute!r}; allowed: a tuple of rising step indices, or None")
-        if type(self.span) is not int or self.span < 1:
-            raise ValueError(f"MeanCache span={self.span!r}; allowed: an integer, 1 or more")
+        check_count(self, "span", lowest=1)
 
     @property
     def depth(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from cachedit.strategies.checks import check_count
 from cachedit.strategy import Context, FeatureStrategy, Guidance, Site, Stack
 
 REPEATED = 5
@@ -48,8 +49,7 @@ class MixCache(FeatureStrategy):
         """
         if not _is_number(self.warmup) or not 0 <= self.warmup <= 1:
             raise ValueError(f"MixCache warmup={self.warmup!r}; allowed: a share from 0 to 1")
-        if type(self.interval) is not int or self.interval < 1:
-            raise ValueError(f"MixCache interval={self.interval!r}; allowed: an integer, 1 or more")
+        check_count(self, "interval", lowest=1)
         numbers = isinstance(self.span, tuple) and len(self.span) == 2 and all(map(_is_number, self.span))
         if not numbers or not 0 <= self.span[0] < self.span[1] <= 1 or self.span == (0, 1):
             raise ValueError(f"MixCache span={self.span!r}; allowed: two rising shares from 0 to 1, not both ends")

@@ -4,36 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from cachedit.predictors import lagrange
+from cachedit.strategies.clocks import Clock, check_clock, times
 from cachedit.strategy import Context
 
 from .taylor_seer import TaylorSeer
-
-Clock = Literal["step", "sigma"]
-
-
-def check_clock(clock: str, strategy: str) -> None:
-    """Raise ValueError unless ``clock`` is one."""
-    if clock not in ("step", "sigma"):
-        raise ValueError(f"{strategy} clock={clock!r}; allowed: 'step', 'sigma'")
-
-
-def times(ctx: Context, clock: Clock) -> tuple[list[float], float]:
-    """When the kept features were computed, oldest first, and now.
-
-    Args:
-        ctx: the step that is forecast.
-        clock: "step" for step indices; "sigma" for noise levels, unless they are unknown or two of them are equal.
-    """
-    steps = [*ctx.computed_steps, ctx.step]
-    sigmas = ctx.schedule.sigmas
-    if clock == "sigma" and sigmas is not None:
-        levels = [sigmas[step] for step in steps]
-        if len(set(levels)) == len(levels):
-            return levels[:-1], levels[-1]
-    return [float(step) for step in steps[:-1]], float(ctx.step)
 
 
 @dataclass(frozen=True)

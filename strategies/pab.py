@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from cachedit.strategy import Context, FeatureStrategy, Module, Schedule, Site
+from cachedit.strategies.checks import check_count
+from cachedit.strategies.clocks import check_timesteps, training_time
+from cachedit.strategy import Context, FeatureStrategy, Module, Site
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,7 @@ class PAB(FeatureStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        for name, interval in (("spatial", self.spatial), ("temporal", self.temporal), ("cross", self.cross)):
-            if type(interval) is not int or interval < 1:
-                raise ValueError(f"PAB {name}={interval!r}; allowed: an integer, 1 or more")
+        check_count(self, "spatial", "temporal", "cross", lowest=1)
         if not self._intervals:
             raise ValueError("PAB spatial=1, temporal=1, cross=1 reuse nothing; allowed: at least one above 1")
         check_timesteps("PAB", "timesteps", self.timesteps)
@@ -68,18 +68,3 @@ class PAB(FeatureStrategy):
     def reuses(self, ctx: Context, site: Site) -> bool:
         """A kind that is younger than its interval."""
         return bool(ctx.computed_steps) and ctx.step - ctx.computed_steps[-1] < self._intervals[site]
-
-
-def training_time(schedule: Schedule, step: int) -> float:
-    """Timestep of a step on the scale of training: 1000 at pure noise, falling to 0."""
-    timesteps, sigmas = schedule.timesteps, schedule.sigmas
-    if timesteps is not None and max(timesteps) > 10 and timesteps[0] >= timesteps[-1]:  # others count to 1, or upwards
-        return timesteps[step]
-    return 1000 * (sigmas[step] if sigmas is not None else 1 - schedule.position(step))
-
-
-def check_timesteps(strategy: str, name: str, limits: Any) -> None:
-    """Raise ValueError unless ``limits`` are two numbers in rising order."""
-    numbers = isinstance(limits, tuple) and len(limits) == 2 and all(type(limit) in (int, float) for limit in limits)
-    if not numbers or not limits[0] < limits[1]:
-        raise ValueError(f"{strategy} {name}={limits!r}; allowed: a tuple of two rising numbers on the scale 0 to 1000")

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from cachedit.predictors import chebyshev
 from cachedit.schedules import growing
+from cachedit.strategies.checks import check_count
 from cachedit.strategy import Context, FeatureStrategy
 
 
@@ -51,10 +52,8 @@ class Spectrum(FeatureStrategy):
             ValueError: a value out of range.
         """
         growing(1, self.window, self.growth, self.warmup)
-        for name, lowest in (("degree", 0), ("snapshots", 1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < lowest:
-                raise ValueError(f"Spectrum {name}={value!r}; allowed: an integer, {lowest} or more")
+        check_count(self, "degree")
+        check_count(self, "snapshots", lowest=1)
         for name, highest, allowed in (("ridge", math.inf, "0 or more"), ("mix", 1, "a share from 0 to 1")):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 <= value <= highest or value == math.inf:

@@ -8,6 +8,8 @@ from typing import ClassVar, Literal
 
 from cachedit.predictors import taylor
 from cachedit.schedules import every
+from cachedit.strategies.checks import check_count
+from cachedit.strategies.rules import at_interval
 from cachedit.strategy import Context, FeatureStrategy, Module, Site, Stack
 
 
@@ -43,8 +45,7 @@ class TaylorSeer(FeatureStrategy):
             ValueError: a value out of range.
         """
         every(1, self.interval, self.warmup)
-        if type(self.order) is not int or self.order < 0:
-            raise ValueError(f"{type(self).__name__} order={self.order!r}; allowed: an integer, 0 or more")
+        check_count(self, "order")
         if self.scope not in ("stack", "modules"):
             raise ValueError(f"{type(self).__name__} scope={self.scope!r}; allowed: 'stack', 'modules'")
 
@@ -62,10 +63,7 @@ class TaylorSeer(FeatureStrategy):
 
     def should_compute(self, ctx: Context) -> bool | str:
         """The warm-up, then one step in ``interval``; a later expert begins anew."""
-        position = ctx.step - ctx.computed_steps[0]
-        if position < self.warmup:
-            return "warm-up"
-        return (position - self.warmup + 1) % self.interval == 0
+        return at_interval(ctx, self.interval, self.warmup)
 
     def weights(self, ctx: Context) -> Sequence[float]:
         """Those of the expansion."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from cachedit.profile import Profile
+from cachedit.strategies.checks import check_count, check_number
+from cachedit.strategies.rules import over_budget
 from cachedit.strategy import Context, FeatureStrategy, canonical
-
-from .first_block_cache import check_count, check_number
 
 Polynomial = tuple[float, ...]
 
@@ -73,7 +73,7 @@ class TeaCache(FeatureStrategy):
             )
         if self.threshold is not None:
             check_number(self, "threshold")
-        check_count(self, "warmup", 1)
+        check_count(self, "warmup", lowest=1)
         check_count(self, "max_skip_steps")
         if not isinstance(self.clamp, bool):
             raise ValueError(f"TeaCache clamp={self.clamp!r}; allowed: True or False")
@@ -99,16 +99,11 @@ class TeaCache(FeatureStrategy):
 
     def should_compute(self, ctx: Context) -> bool | str:
         """The authors' rule; a later expert warms up anew."""
-        assert ctx.schedule.num_steps is not None
         assert self.threshold is not None
         if ctx.step - ctx.expert_start < self.warmup:
             return "warm-up"
-        if ctx.step == ctx.schedule.num_steps - 1:
-            return "last step"
-        if ctx.step - ctx.computed_steps[-1] > self.max_skip_steps:
-            return "max_skip_steps reached"
         change = sum([self.rescaled(change) for change in ctx.signals])
-        return False if change < self.threshold else "summed change reached the threshold"
+        return over_budget(ctx, change, self.threshold, self.max_skip_steps)
 
     def rescaled(self, change: float) -> float:
         """The polynomial at ``change``."""

@@ -17,11 +17,12 @@ from torch import nn
 import cachedit
 from cachedit import Context, FeatureStrategy, Schedule, Strategy, UnsupportedModelError
 from cachedit.kernels import low_pass
+from cachedit.strategies.clocks import training_time
 from cachedit.strategies.deep_cache import DeepCache
 from cachedit.strategies.faster_cache import FasterCache
 from cachedit.strategies.fora import FORA
 from cachedit.strategies.mix_cache import MixCache
-from cachedit.strategies.pab import PAB, training_time
+from cachedit.strategies.pab import PAB
 from cachedit.strategy import Guidance, Module, Skip, Stack
 from zoo.models import CASES, Case
 from zoo.pipelines import PIPELINES, run
