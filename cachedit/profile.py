@@ -154,20 +154,20 @@ class Profile:
         tables = self.arrays[array]
         return self.once(
             ("errors", array, schedule),
-            lambda: {key: resample(table, *self._snapped(schedule, len(table))) for key, table in tables.items()},
+            lambda: {key: resample(table, *self.levels(schedule, len(table))) for key, table in tables.items()},
         )
 
     def levels(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
-        """Noise levels of the calibrated steps and of those of a schedule; positions in it where either is unknown."""
-        if self.sigmas is not None and schedule.sigmas is not None:
-            return self.sigmas, list(schedule.sigmas)
-        assert schedule.num_steps is not None
-        wanted = [1 - schedule.position(k) for k in range(schedule.num_steps)]
-        return [1 - Schedule(count).position(k) for k in range(count)], wanted
+        """Noise levels of the calibrated steps and of those of a schedule; positions in it where either is unknown.
 
-    def _snapped(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
-        """``levels``, with those of the calibration where a schedule is the same up to rounding."""
-        known, wanted = self.levels(schedule, count)
+        A schedule whose levels are those of the calibration up to rounding has the very list of the calibration.
+        """
+        if self.sigmas is not None and schedule.sigmas is not None:
+            known, wanted = self.sigmas, list(schedule.sigmas)
+        else:
+            assert schedule.num_steps is not None
+            known = [1 - Schedule(count).position(k) for k in range(count)]
+            wanted = [1 - schedule.position(k) for k in range(schedule.num_steps)]
         same = len(known) == len(wanted) and max(abs(a - b) for a, b in zip(known, wanted, strict=True)) <= SAME_SIGMA
         return known, known if same else wanted
 
@@ -176,7 +176,7 @@ class Profile:
         count = max(len(rows) for name in self.arrays if self._over_steps(name) for rows in self.arrays[name].values())
         if schedule.num_steps == count:
             known, wanted = self.levels(schedule, count)
-            if max(abs(a - b) for a, b in zip(known, wanted, strict=True)) <= SAME_SIGMA:
+            if wanted is known:
                 return
         raise ProfileError(
             f"{strategy} can only run on the steps that it was calibrated on: the profile has {count} steps of "
@@ -199,11 +199,11 @@ class Profile:
         steps, count = schedule.num_steps, len(row)
         if rule == "nearest":
             return tuple(row[round(k * (count - 1) / (steps - 1)) if steps > 1 else count - 1] for k in range(steps))
-        known, wanted = map(np.asarray, self.levels(schedule, count))
-        if count == steps and np.abs(known - wanted).max() <= SAME_SIGMA:
+        levels, wanted = self.levels(schedule, count)
+        if wanted is levels:
             return tuple(row)
-        known, cumulative = _with_ends(known, np.cumsum(np.log(row)))
-        at_step = np.interp(-wanted, -known, cumulative)
+        known, cumulative = _with_ends(np.asarray(levels), np.cumsum(np.log(row)))
+        at_step = np.interp(-np.asarray(wanted), -known, cumulative)
         return (1.0, *np.exp(np.diff(at_step)).tolist())
 
     def check_fits(self, fingerprint: Mapping[str, Any]) -> None:

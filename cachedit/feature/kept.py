@@ -148,7 +148,7 @@ class Kept:
         if isinstance(self.strategy.partition, Channels):
             table = torch.tensor(rows).to(device, non_blocking=True)[self._clusters]  # [C, K]
             return table.T.contiguous().unbind(), None, 0.0
-        if isinstance(self.strategy.partition, Bands) and not isinstance(rows[0], float):
+        if isinstance(self.strategy.partition, Bands) and isinstance(rows[0], Sequence):
             low, high = torch.tensor(rows)
             return high.unbind(), (low - high).unbind(), self.strategy.partition.cut
         if len(trends) > 1:  # every sample by its own trend, [K, B, 1, 1]

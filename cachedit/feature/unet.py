@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
+from cachedit.feature.parts import Guise
 from cachedit.feature.place import Forecast, Place, Residual
 from cachedit.strategy import Skip
 
@@ -27,16 +28,12 @@ NUMBER = 0  # hidden states that no block will see: an adapter adds to them, in 
 Plan = list[tuple[nn.Module, Any]]  # what lists yield in a pass, and whether the middle block is left out
 
 
-class Around:
+class Around(Guise):
     """A block with something else around its call. Its attributes are those in ``own`` and the block's."""
 
     def __init__(self, block: Any, **own: Any) -> None:
-        self.__dict__.update(own, block=block)
-
-    def __getattr__(self, name: str) -> Any:
-        if "block" not in self.__dict__:  # while a copy is being made
-            raise AttributeError(name)
-        return getattr(self.block, name)
+        super().__init__(block)
+        self.__dict__.update(own)
 
 
 class Watched(Around):
