@@ -17,7 +17,7 @@ from cachedit.feature.families import block_lists
 from cachedit.feature.place import Place, Residual
 from cachedit.profile import Profile
 from cachedit.run import Step
-from cachedit.strategy import Context, FeatureStrategy, Site
+from cachedit.strategy import Context, FeatureStrategy, Site, Stack
 from cachedit.wrap import attach, cached, unwrap
 
 FRESH_SEEDS = 10_000  # far from the seeds of the prompts themselves
@@ -45,6 +45,23 @@ class Watching(FeatureStrategy, abstract=True):
     def should_compute(self, ctx: Context) -> bool | str:
         """Always."""
         return True
+
+
+@dataclass(frozen=True)
+class ReusingOnce(FeatureStrategy, abstract=True):
+    """Reuses one site at one step and computes everything else."""
+
+    step: int = 0
+    chosen: tuple[Site, ...] = (Stack(),)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """The one."""
+        return self.chosen
+
+    def should_compute(self, ctx: Context) -> bool:
+        """All but that step."""
+        return ctx.step != self.step
 
 
 class Trial:

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from cachedit.calibration.measure import Arrays, Measure, check_finite
-from cachedit.calibration.measures.errors import relative_l1
+from cachedit.calibration.measures.errors import StepErrors
+from cachedit.calibration.trial import ReusingOnce
 from cachedit.errors import ProfileError
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import Context, FeatureStrategy, Site, Stack
+from cachedit.strategy import FeatureStrategy, Site, Stack
 from cachedit.wrap import last_run
 
 RUNS = 25  # per prompt: with 50 steps every second one is tried
 PROMPTS = 2
-
-
-@dataclass(frozen=True)
-class ReusingOnce(FeatureStrategy, abstract=True):
-    """Reuses the stack's residual at one step and computes all others."""
-
-    step: int = 0
-
-    def should_compute(self, ctx: Context) -> bool:
-        """All but that step."""
-        return ctx.step != self.step
 
 
 class Amplification(Measure):
@@ -47,7 +36,7 @@ class Amplification(Measure):
 
     def __init__(self, strategy: FeatureStrategy) -> None:
         super().__init__(strategy)
-        self._errors: list[dict[int, float]] = []
+        self._errors: list[StepErrors] = []
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -56,16 +45,11 @@ class Amplification(Measure):
 
     def start(self, k: int) -> None:
         """Nothing to compare with yet."""
-        self._errors.append({})
-        self._previous: dict[tuple[str, str], Residual] = {}
+        self._errors.append(StepErrors())
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Compare the residual with that of the step before."""
-        key, errors = (step.branch, step.expert), self._errors[-1]
-        if key in self._previous:
-            error = relative_l1(self._previous[key], values[Stack()])
-            errors[step.index] = max(error, errors.get(step.index, 0.0))
-        self._previous[key] = values[Stack()]
+        self._errors[-1].watch(step, values)
 
     def arrays(self) -> Arrays:
         """Run with one reused step at a time."""
@@ -79,7 +63,7 @@ class Amplification(Measure):
                 latents = self.trial.latents(k, ReusingOnce(step))
                 record = last_run(self.trial.pipe)
                 if record is not None and record.reused_steps == [step]:
-                    error += errors.get(step, 0.0)
+                    error += errors.of[Stack()].get(step, 0.0)
                     changed += float((latents - self.trial.latents(k)).abs().mean())
                 for _ in range(steps):
                     self.trial.advance()

@@ -100,6 +100,26 @@ class ModuleError(_Errors):
         return site.kind
 
 
+class StepErrors:
+    """Error of reusing, at every step of a run, what a site gave at the step before; of several branches the largest.
+
+    Attributes:
+        of: site -> step -> relative L1 error; an expert's first step has none.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[Site, dict[int, float]] = {}
+        self._previous: dict[tuple[Site, str, str], Residual] = {}
+
+    def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
+        """Compare every site with what it gave at the step before."""
+        for site, value in values.items():
+            key, errors = (site, step.branch, step.expert), self.of.setdefault(site, {})
+            if key in self._previous:
+                errors[step.index] = max(relative_l1(self._previous[key], value), errors.get(step.index, 0.0))
+            self._previous[key] = value
+
+
 def relative_l1(then: Residual, now: Residual) -> float:
     """mean|then - now| / mean|now| over all tensors of a site, each counted alike; 0 where both are zero."""
     errors = []

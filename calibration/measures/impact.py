@@ -4,37 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from cachedit.calibration.measure import Arrays, Measure, check_finite
-from cachedit.calibration.measures.errors import relative_l1
+from cachedit.calibration.measures.errors import StepErrors
+from cachedit.calibration.trial import ReusingOnce
 from cachedit.errors import ProfileError
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import Context, FeatureStrategy, Site
+from cachedit.strategy import FeatureStrategy, Site
 from cachedit.wrap import last_run
 
 RUNS = 8  # per site, on the first prompt
-
-
-@dataclass(frozen=True)
-class ReusingSite(FeatureStrategy, abstract=True):
-    """Reuses one site at one step and computes everything else."""
-
-    step: int = 0
-    chosen: tuple[Site, ...] = ()
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        """The one."""
-        return self.chosen
-
-    def should_compute(self, ctx: Context) -> bool:
-        """All but that step."""
-        return ctx.step != self.step
 
 
 class Impact(Measure):
@@ -49,8 +32,7 @@ class Impact(Measure):
 
     def __init__(self, strategy: FeatureStrategy) -> None:
         super().__init__(strategy)
-        self._errors: dict[Site, dict[int, float]] = {site: {} for site in strategy.sites}
-        self._first = True
+        self._errors, self._first = StepErrors(), True
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -59,20 +41,16 @@ class Impact(Measure):
 
     def start(self, k: int) -> None:
         """The first prompt is the one that counts."""
-        self._first, self._previous = k == 0, dict[tuple[Site, str, str], Residual]()
+        self._first = k == 0
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Compare every site with what it gave at the step before."""
-        for site, value in values.items() if self._first else ():
-            key = (site, step.branch, step.expert)
-            if key in self._previous:
-                error = relative_l1(self._previous[key], value)
-                self._errors[site][step.index] = max(error, self._errors[site].get(step.index, 0.0))
-            self._previous[key] = value
+        if self._first:
+            self._errors.watch(step, values)
 
     def arrays(self) -> Arrays:
         """Run with one site reused at one step at a time; a site that a model lacks has no row."""
-        rows = {str(k): self._row(site) for k, site in enumerate(self.strategy.sites) if self._errors[site]}
+        rows = {str(k): self._row(site) for k, site in enumerate(self.strategy.sites) if self._errors.of.get(site)}
         if not rows:
             raise ProfileError("impact: no site was seen at two steps. Calibrate with more steps, such as 28.")
         return {"impact": rows}
@@ -81,8 +59,8 @@ class Impact(Measure):
         steps, truth = self.trial.num_inference_steps, self.trial.latents(0)
         found: dict[int, float] = {}
         for step in range(1, steps, math.ceil((steps - 1) / RUNS)):
-            latents = self.trial.latents(0, ReusingSite(step, (site,)))
-            record, error = last_run(self.trial.pipe), self._errors[site].get(step, 0.0)
+            latents = self.trial.latents(0, ReusingOnce(step, (site,)))
+            record, error = last_run(self.trial.pipe), self._errors.of[site].get(step, 0.0)
             if record is not None and record.reused_steps == [step] and error:
                 found[step] = float((latents - truth).abs().mean()) / error
         if not found:
