@@ -9,24 +9,22 @@ relative L2 error of the final latent against the uncached run; no times are tak
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 os.environ["OMP_NUM_THREADS"] = "1"
-os.environ.setdefault("CACHE_DIT_LOG_LEVEL", "error")
 
 import torch
-from peer_methods import Masked, Method, uncached
+from peer_methods import Masked, Method, cache_dit, cachedit_by_hand, uncached
 from peer_models import MASK, MODELS, SIZES, STEPS, Setup
 from peers import run
 
-import cachedit
+from cachedit.files import write_text
 from cachedit.predictors import bdf2, lagrange, taylor
 from cachedit.strategy import Context, Stack
 
@@ -51,36 +49,10 @@ class Forecast(Masked, abstract=True):
         return PREDICTORS[self.predictor](ctx.computed_steps, ctx.step)
 
 
-def ours(setup: Setup, strategy: Any) -> Method:
-    """A bare module under a strategy."""
-    model = copy.deepcopy(setup.denoiser)
-    return Method(cachedit.wrap(model, strategy, timesteps=[float(time) for time in setup.times]))
-
-
-def peer(setup: Setup) -> Method:
-    """cache-dit's steps mask with its Taylor calibrator of order 2; its first block always runs."""
-    import cache_dit
-
-    model = copy.deepcopy(setup.denoiser)
-
-    def configs() -> dict[str, Any]:
-        config = cache_dit.DBCacheConfig(
-            Fn_compute_blocks=1, Bn_compute_blocks=0, enable_separate_cfg=False, num_inference_steps=STEPS,
-            steps_computation_mask=[int(mark) for mark in MASK], steps_computation_policy="static",
-        )  # fmt: skip
-        return {
-            "cache_config": config,
-            "calibrator_config": cache_dit.TaylorSeerCalibratorConfig(taylorseer_order=2),
-        }
-
-    cache_dit.enable_cache(model, **configs())
-    return Method(model, begin=lambda: cache_dit.refresh_context(model, **configs()))
-
-
 METHODS: dict[str, Callable[[Setup], Method]] = {
-    "plain reuse": lambda setup: ours(setup, Masked()),
-    **{name: partial(ours, strategy=Forecast(predictor=name)) for name in PREDICTORS},
-    "cache-dit Taylor-2": peer,
+    "plain reuse": cachedit_by_hand,
+    **{name: partial(cachedit_by_hand, strategy=Forecast(predictor=name)) for name in PREDICTORS},
+    "cache-dit Taylor-2": partial(cache_dit, first_blocks=1, taylor_order=2),
 }
 
 
@@ -112,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"| {name} | {size} | " + " | ".join(f"{value:.2e}" for value in errors.values()) + " |", flush=True)
     print(f"\nschedule {MASK}, {STEPS} Euler steps, random weights, float32")
     if options.json:
-        options.json.write_text(json.dumps({"schedule": MASK, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+        write_text(options.json, json.dumps({"schedule": MASK, "rows": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -144,10 +144,10 @@ class Masked(FeatureStrategy, abstract=True):
         return self.mask[ctx.step] == "1"
 
 
-def cachedit_by_hand(setup: Setup) -> Method:
-    """A bare module, whose timesteps are announced."""
+def cachedit_by_hand(setup: Setup, strategy: FeatureStrategy | None = None) -> Method:
+    """A bare module, whose timesteps are announced; without a strategy the newest residual is reused as it is."""
     model = copy.deepcopy(setup.denoiser)
-    cachedit.wrap(model, Masked(), timesteps=[float(time) for time in setup.times])
+    cachedit.wrap(model, strategy or Masked(), timesteps=[float(time) for time in setup.times])
     return Method(model, lambda: cachedit_bytes(model, setup, ()))
 
 
@@ -208,10 +208,15 @@ def diffusers_magcache(setup: Setup) -> Method:
     return Method(model, lambda: held_bytes([manager._state_cache for manager in managers], setup))
 
 
-def cache_dit(setup: Setup, first_blocks: int) -> Method:
+def cache_dit(setup: Setup, first_blocks: int, taylor_order: int = 0) -> Method:
     """cache-dit's DBCache under its steps mask with the static policy, which needs no similarity test.
 
     Its context is refreshed before every run through the public call; left alone, it would start over one call late.
+
+    Args:
+        setup: the denoiser.
+        first_blocks: that always run.
+        taylor_order: of its Taylor calibrator; 0 reuses the newest residual as it is.
     """
     os.environ.setdefault("CACHE_DIT_LOG_LEVEL", "error")
     import cache_dit as peer
@@ -221,11 +226,12 @@ def cache_dit(setup: Setup, first_blocks: int) -> Method:
         Fn_compute_blocks=first_blocks, Bn_compute_blocks=0, enable_separate_cfg=False, num_inference_steps=STEPS,
         steps_computation_mask=[int(mark) for mark in MASK], steps_computation_policy="static",
     )  # fmt: skip
-    peer.enable_cache(model, cache_config=config)
+    calibrator = peer.TaylorSeerCalibratorConfig(taylorseer_order=taylor_order) if taylor_order else None
+    peer.enable_cache(model, cache_config=config, calibrator_config=calibrator)
     return Method(
         model,
         lambda: held_bytes([model._context_manager], setup),
-        lambda: peer.refresh_context(model, cache_config=config),
+        lambda: peer.refresh_context(model, cache_config=config, calibrator_config=calibrator),
     )
 
 

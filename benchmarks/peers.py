@@ -18,7 +18,6 @@ import platform
 import shlex
 import statistics
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,6 +31,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 import torch
 from peer_methods import Method, methods_for
 from peer_models import MASK, MODELS, SIGMAS, SIZES, Setup
+
+from cachedit.files import write_text
 
 COLUMNS = (
     "model", "size", "method", "run_ratio", "ms_reused", "ms_reused_floor", "extra_calls_reused",
@@ -252,13 +253,6 @@ def _cpu() -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
 
 
-def write_json(path: Path, result: dict[str, Any]) -> None:
-    """Write all or nothing."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
-        json.dump(result, file, indent=1)
-    os.replace(file.name, path)
-
-
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -297,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("\n".join(f"- {name}: {value}" for name, value in found.items()) + "\n")
     print("\n".join(verdicts(rows)))
     if options.json:
-        write_json(options.json, {"conditions": found, "rows": rows})
+        write_text(options.json, json.dumps({"conditions": found, "rows": rows}, indent=1))
 
 
 if __name__ == "__main__":
