@@ -9,6 +9,7 @@ import pytest
 import torch
 from arrays import made
 from conftest import blocks_option, dissect, drive, equal_steps, record_of
+from diffusers import FlowMatchEulerDiscreteScheduler
 from torch import nn
 
 import cachedit
@@ -19,15 +20,19 @@ from zoo.unet_models import UNETS
 
 STEPS = 16
 SIGMAS = [1 - i / STEPS for i in range(STEPS)]
-ALIKE = [0.5 - i * 1e-5 for i in range(STEPS)]
 STRATEGIES = {name: cls for name, cls in cachedit.strategies().items() if issubclass(cls, FeatureStrategy)}  # type: ignore[operator]
 EVERY = CASES | UNETS
 
-ALIKE_ON = ("flux", "wan", "sd3", "latte", "ltx", "plain", "unet-sd")
-"""Families whose timestep is continuous, so that steps can be told apart that are almost alike."""
+SILENT = {("faster_cache", "plain")}
+"""Without attention and a second branch there is nothing to reuse. Nor has EasyCache a rate while latents rest."""
 
 every_strategy = pytest.mark.parametrize("name", STRATEGIES)
 every_case = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
+
+
+def far(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference over the largest value."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
 @functools.cache
@@ -36,15 +41,27 @@ def plain_run(name: str, seed: int = 0, batch: int = 1) -> list[torch.Tensor]:
     return drive(case.build(), case, SIGMAS, seed=seed, batch=batch)
 
 
-def wrapped(name: str, case: Case, **options: Any) -> nn.Module:
+class Still:
+    """As much of a pipeline as tells the step, so that a model can be called with one timestep throughout."""
+
+    def __init__(self, model: nn.Module) -> None:
+        setattr(self, "unet" if hasattr(model, "down_blocks") else "transformer", model)
+        self.scheduler = FlowMatchEulerDiscreteScheduler()
+        self.scheduler.set_timesteps(STEPS)
+
+    def __call__(self) -> None:
+        """A pipeline class can be called; the test drives the parts itself."""
+
+
+def wrapped(name: str, case: Case, model: nn.Module | None = None, still: bool = False, **options: Any) -> nn.Module:
     """A model under a strategy with its defaults; skips the test where the model has none of its sites."""
-    cls, model, blocks = STRATEGIES[name], case.build(), blocks_option(case)
-    if cls().needed_arrays:
-        try:
-            options["profile"] = made(cls, model, case, STEPS, blocks)
-        except UnsupportedModelError as error:
-            pytest.skip(str(error))
+    model = case.build() if model is None else model
+    cls, blocks = STRATEGIES[name], blocks_option(case)
     try:
+        if cls().needed_arrays:
+            options["profile"] = made(cls, model, case, STEPS, blocks)
+        if still:
+            return cachedit.wrap(Still(model), name, **blocks, **options)
         return cachedit.wrap(model, name, num_inference_steps=STEPS, **blocks, **options)
     except UnsupportedModelError as error:
         pytest.skip(str(error))
@@ -53,8 +70,10 @@ def wrapped(name: str, case: Case, **options: Any) -> nn.Module:
 @every_case
 @every_strategy
 def test_a_run_is_right_where_computed_repeats_itself_and_leaves_no_trace(name: str, case: Case) -> None:
-    model = wrapped(name, case)
-    plain = plain_run(case.name)
+    model, plain = case.build(), plain_run(case.name)
+    drive(model, case, [0.5])  # some models create attributes at their first call
+    inside = dissect(model)
+    wrapped(name, case, model)
     outputs = drive(model, case, SIGMAS)
     record = record_of(model)
     untouched = set(record.computed_steps) - set(record.reused_steps)
@@ -64,22 +83,23 @@ def test_a_run_is_right_where_computed_repeats_itself_and_leaves_no_trace(name: 
     assert all(map(torch.isfinite, (x.sum() for x in outputs)))
     assert equal_steps(drive(model, case, SIGMAS), outputs) == [*range(STEPS)]
     cachedit.unwrap(model)
-    fresh = case.build()
-    drive(fresh, case, [0.5])
-    assert [path for path, _ in dissect(fresh).items()] == [path for path, _ in dissect(model).items()]
-    assert drive(model, case, [0.5])[0].equal(drive(fresh, case, [0.5])[0])
+    assert dissect(model) == inside
+    assert drive(model, case, SIGMAS[:1])[0].equal(plain[0])
 
 
-@pytest.mark.parametrize("case", [EVERY[name] for name in ALIKE_ON], ids=ALIKE_ON)
+@every_case
 @every_strategy
-def test_what_does_not_change_is_forecast_as_it_is(name: str, case: Case) -> None:
+def test_reuse_on_unchanged_inputs_is_exact(name: str, case: Case) -> None:
     """Weights that do not sum to one, or a residual that is added twice, would be far off."""
-    model = wrapped(name, case)
-    plain = drive(case.build(), case, ALIKE)
-    moved = max(float((x - plain[0]).abs().max()) for x in plain)
-    outputs = drive(model, case, ALIKE)
-    for ours, theirs in zip(outputs, plain, strict=True):
-        assert float((ours - theirs).abs().max()) <= 50 * moved + 1e-5 * float(theirs.abs().max())
+    model = case.build()
+    pipe = wrapped(name, case, model, still=True)
+    (plain,) = drive(case.build(), case, [0.5])
+    for step in range(STEPS):
+        pipe.scheduler._step_index = step
+        (output,) = drive(model, case, [0.5])
+        assert far(output, plain) <= 1e-5
+    assert len(record_of(pipe).steps) == STEPS
+    assert record_of(pipe).reused_steps or (name, case.name) in SILENT or name == "easy_cache"
 
 
 @every_strategy
@@ -99,9 +119,7 @@ def test_every_strategy_fires_within_twenty_steps(name: str) -> None:
     pytest.fail("reused nothing on any of them")
 
 
-@pytest.mark.parametrize(
-    "case", [CASES["flux"], CASES["pixart"], CASES["latte"], UNETS["unet-sd"]], ids=lambda c: c.name
-)
+@every_case
 @every_strategy
 def test_the_rows_of_a_batch_are_the_runs_of_its_samples(name: str, case: Case) -> None:
     if STRATEGIES[name].signal:
@@ -110,7 +128,7 @@ def test_the_rows_of_a_batch_are_the_runs_of_its_samples(name: str, case: Case) 
     for k in range(2):
         alone = drive(wrapped(name, case), case, SIGMAS, seed=3 + k)
         for ours, theirs in zip(rows, alone, strict=True):
-            assert torch.allclose(ours[k], theirs[0], rtol=1e-4, atol=1e-5)
+            assert far(ours[k], theirs[0]) <= 2e-5  # rounding, which a forecast's weights magnify
 
 
 PIPES = ("flux", "wan", "pixart", "cogview4", "qwenimage")
