@@ -105,7 +105,7 @@ class Guise:
     """Stands where a block stood; attributes are the block's own."""
 
     def __init__(self, block: nn.Module) -> None:
-        self.block = block
+        self.block: Any = block
 
     def __getattr__(self, name: str) -> Any:
         if "block" not in self.__dict__:  # while a copy is being made
