@@ -5,23 +5,27 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cachedit
 import cachedit.calibration.measures  # fills the registry
+from cachedit.calibration.checkpoint import Checkpoint
 from cachedit.calibration.measure import Arrays, Measure
+from cachedit.calibration.ranks import Ranks
+from cachedit.calibration.tally import Progress, Tally
 from cachedit.calibration.trial import Trial
+from cachedit.calibration.work import Work
 from cachedit.feature.attachment import find, find_denoisers
 from cachedit.feature.families import block_lists
 from cachedit.feature.place import Residual
+from cachedit.feature.signals import shared_group
 from cachedit.profile import Profile
 from cachedit.run import Step
 from cachedit.shipped import fingerprint
 from cachedit.strategy import FeatureStrategy, Site, Strategy
 
-Progress = Callable[[int, int, str], None]
 SAMPLER_SETTINGS = ("shift", "use_dynamic_shifting", "flow_shift", "prediction_type", "use_flow_sigmas")
 
 
@@ -37,8 +41,12 @@ def calibrate(
     name: str = "",
     command: str = "",
     checkpoint: str | Path | None = None,
+    resume: bool = False,
 ) -> Profile:
     """Run the pipeline uncached on every prompt and measure what ``strategy`` needs to know.
+
+    Under ``accelerate launch``, ``torchrun`` or a process group, every process calls this with a pipeline of its own
+    and the same arguments; they share the runs, and each gets the profile that one process alone would have made.
 
     Args:
         pipe: a diffusers pipeline; it is left as it was.
@@ -46,14 +54,17 @@ def calibrate(
         prompts: one is enough for MagCache; each is one run.
         num_inference_steps: steps of these runs; the profile serves other numbers of steps too.
         seed: of the first prompt's generator; the next prompt uses ``seed + 1`` and so on.
-        progress: called as ``progress(done, total, text)`` once per step.
+        progress: called by the main process as ``progress(done, total, text)``, in steps of all runs.
         call_options: further arguments of the pipeline call (height, guidance_scale, ...).
         name: under which the profile is found; "" for none.
         command: what was run, for the record.
-        checkpoint: file in which a training (HarmoniCa's) keeps what it needs to go on after an interruption.
+        checkpoint: folder in which the main process keeps every finished run until the profile is made; None keeps
+            none. It is there after an interruption or an error, and removed at the end.
+        resume: go on with what lies in the checkpoint, if anything does. The profile is that of an uninterrupted run.
 
     Raises:
-        ValueError: the strategy needs no profile, there is no prompt, or the pipeline is wrapped.
+        ValueError: the strategy needs no profile, there is no prompt, the pipeline is wrapped, or the checkpoint is of
+            another calibration or, without ``resume``, holds finished runs.
         ProfileError: something that was measured is not a positive finite number.
     """
     from cachedit import strategies  # noqa: F401  (fills the registry)
@@ -68,27 +79,39 @@ def calibrate(
         )
     if find(pipe) is not None:
         raise ValueError("the pipeline is wrapped; call cachedit.unwrap(pipe) before calibrating it")
-    measures = _measures(found)
-    stages = sorted({measure.stage for measure in measures})
-    total, done = len(prompts) * num_inference_steps * len(stages), 0
+    if any(shared_group(denoiser) is not None for denoiser in find_denoisers(pipe).values()):
+        raise ValueError(
+            "the processes share the tokens of one model (enable_parallelism), so none sees what is to be measured; "
+            "allowed: a whole model per process. Load the pipeline without parallelism to calibrate it."
+        )
+    if resume and checkpoint is None:
+        raise ValueError("got resume=True without a checkpoint; allowed: with one. Say where the interrupted one lies.")
+    ranks = Ranks.here()
+    trial = Trial(pipe, prompts, num_inference_steps, seed, call_options, Work(ranks))
+    if checkpoint is not None:
+        kept = trial.work.checkpoint = Checkpoint(checkpoint, _identity(trial, found))
+        ranks.exchange(lambda: kept.open(resume) if ranks.is_main else None)
+    profile = _staged(trial, found, progress if ranks.is_main else None, name, command)
+    if checkpoint is not None:
+        ranks.exchange(lambda: kept.remove() if ranks.is_main else None)
+    return profile
 
-    def advance() -> None:
-        nonlocal done
-        done += 1
-        if progress is not None:
-            progress(done, max(total, done), prompts[(done - 1) // num_inference_steps % len(prompts)])
 
-    trial = Trial(
-        pipe, prompts, num_inference_steps, seed, call_options or {}, advance, Path(checkpoint) if checkpoint else None
-    )
+def _staged(trial: Trial, strategy: FeatureStrategy, progress: Progress | None, name: str, command: str) -> Profile:
+    """Go through the stages of all measures."""
+    measures = _measures(strategy)
     for measure in measures:
         measure.trial = trial
+    stages = sorted({measure.stage for measure in measures})
+    by_stage = [[measure for measure in measures if measure.stage == stage] for stage in stages]
+    watched = sum(len(trial.prompts) for at_stage in by_stage if _sites(at_stage))
+    total = watched + sum(measure.runs for measure in measures)
+    trial.work.tally = Tally(progress, total * trial.num_inference_steps)
     profile: Profile | None = None
     arrays: Arrays = {}
-    for stage in stages:
-        at_stage = [measure for measure in measures if measure.stage == stage]
-        arrays |= _measured(trial, at_stage, profile)
-        profile = _profile(trial, found, measures, arrays, name, command)
+    for stage, at_stage in zip(stages, by_stage, strict=True):
+        arrays |= _measured(trial, f"watched-{stage}", at_stage, profile)
+        profile = _profile(trial, strategy, measures, arrays, name, command)
     assert profile is not None
     return profile
 
@@ -101,26 +124,39 @@ def _measures(strategy: FeatureStrategy) -> list[Measure]:
     return [cls(strategy) for cls in dict.fromkeys(Measure.registry[array] for array in strategy.profile_arrays)]
 
 
-def _measured(trial: Trial, measures: Sequence[Measure], profile: Profile | None) -> Arrays:
-    """The arrays of the measures of one stage."""
-    sites = tuple(dict.fromkeys(site for measure in measures for site in measure.sites))
+def _sites(measures: Sequence[Measure]) -> tuple[Site, ...]:
+    """What these measures watch, each site once."""
+    return tuple(dict.fromkeys(site for measure in measures for site in measure.sites))
+
+
+def _measured(trial: Trial, name: str, measures: Sequence[Measure], profile: Profile | None) -> Arrays:
+    """The arrays of the measures of one stage, whose watched runs are units of this name."""
+    sites, steps = _sites(measures), trial.num_inference_steps
     signal = next((measure.signal for measure in measures if measure.signal), "")
 
     def watch(step: Step, values: Mapping[Site, Residual]) -> None:
         for measure in measures:
             measure.watch(step, values)
 
-    for measure in measures:
-        measure.begin(profile)
-    for k in range(len(trial.prompts) if sites else 0):
+    def watched(k: int) -> dict[str, Any]:
         for measure in measures:
             measure.start(k)
-        trial.watch(k, sites, watch, signal)
-        for measure in measures:
-            measure.stop()
-    arrays: Arrays = {}
+        latents = trial.watch(k, sites, watch, signal)
+        return {"latents": latents, "sigmas": dict(trial.sigmas), "parts": [measure.stop() for measure in measures]}
+
+    planned = {measure: measure.runs * steps for measure in measures}
     for measure in measures:
-        arrays |= measure.arrays()
+        measure.begin(profile)
+    prompts = range(len(trial.prompts) if sites else 0)
+    with trial.work.tally.expecting(len(prompts) * steps):
+        runs = trial.map(name, prompts, watched)
+    for k, run in enumerate(runs):
+        trial.learn(k, run["latents"], run["sigmas"])
+    arrays: Arrays = {}
+    for place, measure in enumerate(measures):
+        with trial.work.tally.expecting(planned[measure]):
+            found = measure.arrays([run["parts"][place] for run in runs])
+        arrays |= trial.work.ranks.exchange(lambda found=found: found)[0]  # arithmetic may differ between machines
     return arrays
 
 
@@ -140,11 +176,31 @@ def _profile(
         defaults=found | chosen,
         provenance={"prompts": len(trial.prompts), "seed": trial.seed, "call_options": _plain(trial.call_options)}
         | {key: value for measure in measures for key, value in measure.notes.items()},
-        versions={package: importlib.metadata.version(package) for package in ("torch", "diffusers", "transformers")}
-        | {"cachedit": cachedit.__version__},
+        versions=_versions(),
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         command=command,
     )
+
+
+def _identity(trial: Trial, strategy: FeatureStrategy) -> dict[str, Any]:
+    """What two calibrations must have in common for one to go on with the other's runs."""
+    denoiser = next(iter(find_denoisers(trial.pipe).values()))
+    return {
+        "model": str(getattr(getattr(trial.pipe, "config", None), "_name_or_path", "") or ""),
+        "fingerprint": _model(trial.pipe)["fingerprint"],
+        "dtype": str(next(iter(denoiser.parameters())).dtype),
+        "sampler": _sampler(trial.pipe, trial.num_inference_steps),
+        "strategy": repr(strategy),
+        "prompts": list(trial.prompts),
+        "seed": trial.seed,
+        "call options": {key: repr(value) for key, value in trial.call_options.items()},
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    packages = ("torch", "diffusers", "transformers")
+    return {package: importlib.metadata.version(package) for package in packages} | {"cachedit": cachedit.__version__}
 
 
 def _sigmas(trial: Trial) -> list[float] | None:

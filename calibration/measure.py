@@ -24,6 +24,10 @@ class Measure:
     A calibration goes through the stages that its measures name, in order: before the first run of a stage ``begin``,
     then for every prompt ``start``, ``watch`` for every call of the denoiser, ``stop``, and at the end ``arrays``.
 
+    Prompts may be watched by other processes, or have been watched before an interruption: whatever ``arrays`` is to
+    know of them must be in the part that ``stop`` returns, and what it runs itself goes through ``trial.map``. Parts
+    and results of ``trial.map`` are plain data: numbers, strings, None, lists, tuples, dicts, and tensors on the CPU.
+
     Class attributes:
         makes: array name -> its axes.
         stage: 0 to be run first; later ones see what the earlier ones made.
@@ -57,20 +61,29 @@ class Measure:
         """What is to be watched; nothing for a measure that makes runs of its own."""
         return ()
 
+    @property
+    def runs(self) -> int:
+        """Runs of the pipeline that ``arrays`` will make, for whoever watches the progress; known before the first."""
+        return 0
+
     def begin(self, profile: Profile | None) -> None:
         """A stage begins; ``profile`` holds what the earlier stages made."""
 
     def start(self, k: int) -> None:
-        """The run of prompt ``k`` begins."""
+        """The run of prompt ``k`` begins; forget the one before."""
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """One call of the denoiser, with what the watched sites gave."""
 
-    def stop(self) -> None:
-        """The run is over."""
+    def stop(self) -> Any:
+        """The run is over; returns what it showed, the part of this prompt."""
 
-    def arrays(self) -> Arrays:
-        """What was measured."""
+    def arrays(self, parts: list[Any]) -> Arrays:
+        """What was measured.
+
+        Args:
+            parts: what ``stop`` returned for every prompt, in the order of the prompts; empty if nothing is watched.
+        """
         raise NotImplementedError
 
 

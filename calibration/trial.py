@@ -6,20 +6,22 @@ import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import nn
 
+from cachedit.calibration.work import Work
 from cachedit.feature.attachment import find_denoisers
 from cachedit.feature.families import block_lists
 from cachedit.feature.place import Place, Residual
 from cachedit.profile import Profile
 from cachedit.run import Step
 from cachedit.strategy import Context, FeatureStrategy, Site, Stack
-from cachedit.wrap import attach, cached, unwrap
+from cachedit.wrap import attach, cached, last_run, unwrap
 
+K = TypeVar("K")
+T = TypeVar("T")
 FRESH_SEEDS = 10_000  # far from the seeds of the prompts themselves
 Watcher = Callable[[Step, Mapping[Site, Residual]], None]
 
@@ -73,8 +75,10 @@ class Trial:
         num_inference_steps: steps of every run.
         seed: of the first prompt's generator; the next prompt uses ``seed + 1`` and so on.
         call_options: further arguments of the pipeline call.
-        advance: called once per step of every run.
-        checkpoint: file in which a training keeps what it needs to go on after an interruption; None for none.
+        work: does units of work, and counts the steps of every run; None does them here and keeps nothing.
+
+    Attributes:
+        sigmas: step -> noise level, of the runs that were watched.
     """
 
     def __init__(
@@ -82,16 +86,15 @@ class Trial:
         pipe: Any,
         prompts: Sequence[str],
         num_inference_steps: int,
-        seed: int,
-        call_options: Mapping[str, Any],
-        advance: Callable[[], None],
-        checkpoint: Path | None = None,
+        seed: int = 0,
+        call_options: Mapping[str, Any] | None = None,
+        work: Work | None = None,
     ) -> None:
         self.pipe, self.prompts, self.num_inference_steps, self.seed = pipe, prompts, num_inference_steps, seed
-        self.checkpoint = checkpoint
-        self.advance, self.call_options = advance, dict(call_options)
-        self._options = dict(call_options)
-        if "output_type" in inspect.signature(type(pipe).__call__).parameters:
+        self.work, self.call_options = work or Work(), dict(call_options or {})
+        self._options = dict(self.call_options)
+        self._parameters = inspect.signature(type(pipe).__call__).parameters
+        if "output_type" in self._parameters:
             self._options = {"output_type": "latent", **self._options}  # pixels are not measured
         self._uncached: dict[int, torch.Tensor] = {}
         self.sigmas: dict[int, float | None] = {}
@@ -103,26 +106,31 @@ class Trial:
         lists = [denoiser.get_submodule(name) for name in block_lists(denoiser)]
         return sum(len(blocks) for blocks in lists if isinstance(blocks, nn.ModuleList))
 
+    def map(self, name: str, keys: Sequence[K], work: Callable[[K], T]) -> list[T]:
+        """Results of units of work in the order of their keys; see ``Work.map``."""
+        return self.work.map(name, keys, work)
+
     def watch(self, k: int, sites: Sequence[Site], watcher: Watcher, signal: str = "") -> torch.Tensor:
         """Run prompt ``k`` uncached, show every call of the denoiser to the watcher, and return the final latents."""
 
         def observe(step: Step, places: Sequence[Place], captured: Sequence[Residual | None]) -> None:
-            if seen[-1:] != [step.index]:
-                seen.append(step.index)
-                self.advance()
             self.sigmas[step.index] = step.sigma
             watcher(
                 step,
                 {place.site: value for place, value in zip(places, captured, strict=True) if value is not None},
             )
 
-        seen: list[int] = []
         attach(self.pipe, Watching(tuple(sites), signal), observer=observe)
         try:
             self._uncached[k] = self._run(k)
         finally:
             unwrap(self.pipe)
         return self._uncached[k]
+
+    def learn(self, k: int, latents: torch.Tensor, sigmas: Mapping[int, float | None]) -> None:
+        """What ``watch`` of prompt ``k`` found, here or elsewhere."""
+        self._uncached[k] = latents
+        self.sigmas |= sigmas
 
     def latents(self, k: int, strategy: FeatureStrategy | None = None, profile: Profile | None = None) -> torch.Tensor:
         """Final latents of prompt ``k``, uncached or under a strategy."""
@@ -134,6 +142,16 @@ class Trial:
             self._uncached[k] = self._run(k)
         return self._uncached[k]
 
+    def change(self, k: int, step: int, sites: tuple[Site, ...] = (Stack(),)) -> float | None:
+        """Mean absolute change of the final latents of prompt ``k`` if the sites are reused at one step alone.
+
+        None where that step could not be reused.
+        """
+        latents, record = self.latents(k, ReusingOnce(step, sites)), last_run(self.pipe)
+        if record is None or record.reused_steps != [step]:
+            return None
+        return float((latents - self.latents(k)).abs().mean())
+
     def rerun(self, k: int) -> torch.Tensor:
         """Final latents of prompt ``k`` of the pipeline as it is now, with whatever hooks are on it."""
         return self._run(k)
@@ -143,12 +161,23 @@ class Trial:
         return self._run(count % len(self.prompts), FRESH_SEEDS + count)
 
     def _run(self, k: int, seed: int | None = None) -> torch.Tensor:
+        counted = 0
+
+        def count(pipe: Any, index: int, timestep: Any, inputs: Any) -> dict[str, Any]:
+            nonlocal counted
+            if counted < self.num_inference_steps:  # samplers of a higher order call more often
+                counted += 1
+                self.work.tally.add(1, self.prompts[k])
+            return {}
+
+        options = {"callback_on_step_end": count} if "callback_on_step_end" in self._parameters else {}
         generator = torch.Generator().manual_seed(self.seed + k if seed is None else seed)
         with torch.no_grad():
             output = self.pipe(
                 prompt=self.prompts[k],
                 num_inference_steps=self.num_inference_steps,
                 generator=generator,
-                **self._options,
+                **options | self._options,
             )
-        return torch.as_tensor(output[0]).float()
+        self.work.tally.add(self.num_inference_steps - counted, self.prompts[k])
+        return torch.as_tensor(output[0]).float().cpu()

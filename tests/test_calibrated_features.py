@@ -73,15 +73,15 @@ def show(
     prompt: int = 0,
     branches: Sequence[str] = ("cond",),
     signals: Sequence[float | None] | None = None,
-) -> None:
-    """One run of a prompt: at step i, every branch gives what ``values[i]`` says."""
+) -> Any:
+    """The part of a prompt in whose run, at step i, every branch gives what ``values[i]`` says."""
     measure.start(prompt)
     for i, sites in enumerate(values):
         for branch in branches:
             signal = signals[i] if signals is not None and branch == branches[0] else None
             step = Step(i, None, None, branch, "transformer", True, signal=signal)
             measure.watch(step, {site: (x,) for site, x in sites.items()})
-    measure.stop()
+    return measure.stop()
 
 
 def stack(*channels: Sequence[float]) -> list[dict[Site, torch.Tensor]]:
@@ -193,17 +193,17 @@ LINES = [[float((k + 2) * i + 3) for i in range(16)] for k in range(6)]
 PARABOLAS = [[float((k + 1) * i * i - i) for i in range(16)] for k in range(6)]
 
 
-def solver_of_channels(measure: ChannelClusters) -> list[str]:
+def solver_of_channels(measure: ChannelClusters, *parts: Any) -> list[str]:
     """Name of the solver of every channel."""
-    arrays = measure.arrays()
+    arrays = measure.arrays([*parts])
     solvers = arrays["cluster_solver"]["all"]
     return [list(SOLVERS)[solvers[cluster]] for cluster in arrays["channel_cluster"]["all"]]
 
 
 def test_each_kind_of_channel_gets_the_simplest_solver_that_is_exact() -> None:
     measure = ChannelClusters(HyCa())
-    show(measure, stack(*CONSTANT, *LINES, *PARABOLAS), branches=("cond", "uncond"))
-    assert solver_of_channels(measure) == ["plain"] * 6 + ["line"] * 6 + ["newton 2"] * 6
+    part = show(measure, stack(*CONSTANT, *LINES, *PARABOLAS), branches=("cond", "uncond"))
+    assert solver_of_channels(measure, part) == ["plain"] * 6 + ["line"] * 6 + ["newton 2"] * 6
     assert measure.defaults == {"interval": 4, "warmup": 3}
     noted = measure.notes["forecast_error"]
     assert noted["plain"] == 1.0
@@ -212,24 +212,24 @@ def test_each_kind_of_channel_gets_the_simplest_solver_that_is_exact() -> None:
 
 def test_clusters_are_of_the_first_prompt_and_solvers_of_the_others() -> None:
     measure = ChannelClusters(HyCa())
-    show(measure, stack(*LINES, *PARABOLAS), prompt=0)
-    show(measure, stack(*PARABOLAS, *LINES), prompt=1)
-    assert solver_of_channels(measure) == ["newton 2"] * 6 + ["line"] * 6
+    first = show(measure, stack(*LINES, *PARABOLAS), prompt=0)
+    second = show(measure, stack(*PARABOLAS, *LINES), prompt=1)
+    assert solver_of_channels(measure, first, second) == ["newton 2"] * 6 + ["line"] * 6
 
 
 def test_a_run_that_skips_nothing_is_refused() -> None:
     measure = ChannelClusters(HyCa(interval=1))
     measure.trial = trial(num_inference_steps=16)
-    show(measure, stack(*LINES))
+    part = show(measure, stack(*LINES))
     with pytest.raises(ProfileError, match="in 16 steps HyCa.*skips nothing.*at a larger interval"):
-        measure.arrays()
+        measure.arrays([part])
 
 
 def test_non_finite_features_are_refused() -> None:
     measure = ChannelClusters(HyCa())
-    show(measure, stack(*LINES, [math.nan] * 16))
+    part = show(measure, stack(*LINES, [math.nan] * 16))
     with pytest.raises(ProfileError, match="squared error of the forecasts is .*nan"):
-        measure.arrays()
+        measure.arrays([part])
 
 
 def test_streams_of_two_widths_are_refused() -> None:
@@ -378,17 +378,17 @@ def test_blocks_that_the_model_has_not_got_are_refused() -> None:
         cachedit.wrap(CASES["wan"].build(), ProfilingDiT(background=(0, 7)), num_inference_steps=10)
 
 
-def drift(strategy: ProfilingDiT, steps: int) -> BlockDrift:
-    """A measure that has seen one block with a constant delta of 1 and one whose delta is the step."""
+def drift(strategy: ProfilingDiT, steps: int) -> Any:
+    """What is measured of one block with a constant delta of 1 and one whose delta is the step."""
     measure = BlockDrift(strategy)
     measure.trial = trial(depth=2, num_inference_steps=steps)
     ones = torch.ones(1, 4, 3)
-    show(measure, [{Stack(0, 1): ones, Stack(1, 2): i * ones} for i in range(steps)], branches=("cond", "uncond"))
-    return measure
+    values = [{Stack(0, 1): ones, Stack(1, 2): i * ones} for i in range(steps)]
+    return measure.arrays([show(measure, values, branches=("cond", "uncond"))])
 
 
 def test_drift_is_the_error_of_a_skipped_block_against_the_size_of_all() -> None:
-    arrays = drift(ProfilingDiT(warmup=1, interval=3), 8).arrays()
+    arrays = drift(ProfilingDiT(warmup=1, interval=3), 8)
     # computed 0 1 4 7; at 2 3 5 6 the second block is off by 1 2 1 2, and the mean delta is 1.5 2 3 3.5
     wanted = (1 / 1.5 + 2 / 2 + 1 / 3 + 2 / 3.5) / 4
     assert arrays == {"block_drift": {branch: [0.0, pytest.approx(wanted, abs=1e-6)] for branch in ("cond", "uncond")}}
@@ -396,7 +396,7 @@ def test_drift_is_the_error_of_a_skipped_block_against_the_size_of_all() -> None
 
 def test_drift_needs_skipped_steps() -> None:
     with pytest.raises(ProfileError, match="in 6 steps ProfilingDiT.*skips nothing"):
-        drift(ProfilingDiT(), 6).arrays()
+        drift(ProfilingDiT(), 6)
 
 
 # -- the polynomial of TeaCache -----------------------------------------------------------------------------------
@@ -434,11 +434,11 @@ def test_a_fit_of_anything_is_nowhere_negative_and_nowhere_falls() -> None:
 
 
 def test_pairs_are_of_consecutive_steps_of_the_branch_that_is_heard() -> None:
-    measure = IndicatorPolynomial(Listening())
+    measure, parts = IndicatorPolynomial(Listening()), []
     for k, factor in enumerate((1.0, -3.0)):  # relative changes of 0.1 and 0.2, in both runs
         outputs = [{Output(): factor * torch.full((1, 4, 2, 2), value)} for value in (1.0, 1.1, 1.32)]
-        show(measure, outputs, prompt=k, branches=("cond", "uncond"), signals=[None, 0.1, 0.2])
-    (row,) = measure.arrays()["indicator_polynomial"].values()
+        parts.append(show(measure, outputs, prompt=k, branches=("cond", "uncond"), signals=[None, 0.1, 0.2]))
+    (row,) = measure.arrays(parts)["indicator_polynomial"].values()
     assert np.polyval(row, [0.1, 0.2]) == pytest.approx([0.1, 0.2], abs=1e-5)
     assert measure.notes["indicator"] == {"pairs": 4, "largest_change": 0.2, "explained": 1.0}
 
@@ -446,16 +446,16 @@ def test_pairs_are_of_consecutive_steps_of_the_branch_that_is_heard() -> None:
 def test_the_loudest_sample_of_a_batch_counts() -> None:
     measure = IndicatorPolynomial(Listening())
     rows = torch.tensor([[1.0, 1.0], [1.0, 1.5]])  # the second sample changes by a half
-    show(measure, [{Output(): rows[:, k].reshape(2, 1, 1, 1)} for k in range(2)], signals=[None, 0.3])
-    (row,) = measure.arrays()["indicator_polynomial"].values()
+    part = show(measure, [{Output(): rows[:, k].reshape(2, 1, 1, 1)} for k in range(2)], signals=[None, 0.3])
+    (row,) = measure.arrays([part])["indicator_polynomial"].values()
     assert np.polyval(row, 0.3) == pytest.approx(0.5)
 
 
 def test_an_output_that_was_zero_is_refused() -> None:
     measure = IndicatorPolynomial(Listening())
-    show(measure, [{Output(): torch.full((1, 1), float(k))} for k in range(2)], signals=[None, 0.3])
+    part = show(measure, [{Output(): torch.full((1, 1), float(k))} for k in range(2)], signals=[None, 0.3])
     with pytest.raises(ProfileError, match="change of the output is .*inf"):
-        measure.arrays()
+        measure.arrays([part])
 
 
 # -- calibration of the sample pipeline ---------------------------------------------------------------------------

@@ -420,18 +420,20 @@ class Sampler:
 def test_amplification_by_hand(monkeypatch: pytest.MonkeyPatch, runs: int, tried: Sequence[int]) -> None:
     """Reusing r_{t-1} moves the sample by (r_t - r_{t-1}) / T; over |r_t - r_{t-1}| / |r_t| that is |r_t| / T."""
     monkeypatch.setattr(amplification, "RUNS", runs)
-    steps: list[int] = []
+    told: list[tuple[int, int, str]] = []
     profile = calibrate(
         Sampler(growing),
         "lemica",
         prompts=["a", "b", "c"],
         num_inference_steps=10,
-        progress=lambda done, total, text: steps.append(done),
+        progress=lambda *now: told.append(now),
     )
     level = [1.5 * (1 + i / 10) ** 2 for i in range(10)]
     wanted = np.interp(range(10), list(tried), [level[t] / 10 for t in tried])
     np.testing.assert_allclose(profile.arrays["amplification"]["all"], wanted, rtol=1e-4)
-    assert len(steps) == 3 * 10 + 2 * 10 * len(tried)  # two prompts only
+    total = 3 * 10 + 2 * 10 * len(tried)  # two prompts are run again
+    assert [now[:2] for now in told] == [(done, total) for done in range(10, total + 1, 10)]
+    assert [now[2] for now in told[:5]] == ["a", "b", "c", "a", "b"]
     assert [*profile.arrays] == ["residual_error", "amplification"]
 
 
@@ -440,7 +442,7 @@ def test_costs_are_what_a_gap_changes_in_the_sample() -> None:
     pipe = Sampler(growing)
     profile = calibrate(pipe, "lemica", prompts=["a"], num_inference_steps=10)
     costs = edge_costs(profile.arrays["residual_error"]["0"], profile.arrays["amplification"]["all"])
-    trial = Trial(pipe, ["a"], 10, 0, {}, lambda: None)
+    trial = Trial(pipe, ["a"], 10, 0)
     for i, gap in ((0, 3), (2, 5), (4, 2)):
         only = Scripted(tuple(k for k in range(10) if not i < k < i + gap))
         changed = float((trial.latents(0, only) - trial.latents(0)).abs().mean())
@@ -510,7 +512,7 @@ def test_lemica_beats_equal_gaps_on_the_sample(monkeypatch: pytest.MonkeyPatch) 
     """Errors were 0.052 and 0.108 when this was written; with an amplification of every step 0.046 on seven prompts."""
     monkeypatch.setattr(amplification, "RUNS", 4)
     profile = calibrate(sample(), "lemica", prompts=prompts("image")[:1], num_inference_steps=12)
-    trial = Trial(sample(), prompts("image")[3:5], 12, 100, {}, lambda: None)
+    trial = Trial(sample(), prompts("image")[3:5], 12, 100)
     ours = mean_error(trial, LeMiCa(), profile)
     path = record_of(sample()).computed_steps
     assert (len(path), path[0], path[-1]) == (6, 0, 11)
@@ -520,7 +522,7 @@ def test_lemica_beats_equal_gaps_on_the_sample(monkeypatch: pytest.MonkeyPatch) 
 def test_smoothcache_reuses_each_kind_as_measured_on_the_sample() -> None:
     """By default 6 of 12 steps were computed when this was written, at an error of 0.04."""
     profile = calibrate(sample(), "smoothcache", prompts=prompts("image")[:1], num_inference_steps=12)
-    trial = Trial(sample(), prompts("image")[3:4], 12, 100, {}, lambda: None)
+    trial = Trial(sample(), prompts("image")[3:4], 12, 100)
     assert mean_error(trial, SmoothCache(), profile) < 0.1 * float(trial.latents(0).abs().mean())
     record = record_of(sample())
     assert len(record.reused_steps) >= 4
@@ -532,7 +534,7 @@ def test_smoothcache_reuses_each_kind_as_measured_on_the_sample() -> None:
 def test_l2p_beats_plain_reuse_of_the_same_steps_on_the_sample() -> None:
     """Errors were 0.015 and 0.025 when this was written."""
     profile = calibrate(sample(), L2P(interval=3), prompts=prompts("image")[:1], num_inference_steps=16)
-    trial = Trial(sample(), prompts("image")[3:5], 16, 100, {}, lambda: None)
+    trial = Trial(sample(), prompts("image")[3:5], 16, 100)
     ours = mean_error(trial, L2P(), profile)
     path = tuple(record_of(sample()).computed_steps)
     assert path == (0, 1, 2, 3, 4, 7, 10, 13)

@@ -400,6 +400,9 @@ class Runs:
         self.errors = {False: without, True: corrected}
         self.rows: list[Any] = []
 
+    def map(self, name: str, keys: Sequence[Any], work: Any) -> list[Any]:
+        return [work(key) for key in keys]
+
     def latents(self, k: int, strategy: Any = None, profile: Profile | None = None) -> torch.Tensor:
         if strategy is None:
             return torch.ones(4)
@@ -413,14 +416,15 @@ def measured(measure: Any, runs: Runs, series: Sequence[Any], experts: Sequence[
     """Arrays after one run per series, each giving [1, 2, 1] per step; the latent is zero, so v is the residual."""
     measure.trial = runs
     measure.begin(profile_of({"cond": ramp(runs.num_inference_steps, 0.1)}))
+    parts = []
     for k, values in enumerate(series):
         measure.start(k)
         for i, (value, expert) in enumerate(zip(values, experts, strict=False)):
             tensor = torch.tensor(value, dtype=torch.float32).view(1, -1, 1)
             step = Step(i, None, None, "cond", expert, True)
             measure.watch(step, {Output(residual=True): (tensor,), Output(): (tensor,)})
-        measure.stop()
-    return measure.arrays()
+        parts.append(measure.stop())
+    return measure.arrays(parts)
 
 
 SERIES = [[0.0, 1.0], [2.0, 3.0], [4.0, 9.0], [1.0, 3.0], [0.0, 4.0]]  # reuse step 0 at 1, 2 and step 3 at 4

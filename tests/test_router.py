@@ -101,7 +101,7 @@ def test_impossible_options_are_refused(options: dict[str, Any]) -> None:
 
 
 def train(pipe: Any, **options: Any) -> Profile:
-    made = {"checkpoint": options.pop("checkpoint", None), "progress": options.pop("progress", None)}
+    made = {"checkpoint": options.pop("checkpoint", None), "resume": options.pop("resume", False)}
     strategy = HarmoniCa(**{"iterations": 12, "learning_rate": 0.5, **options})
     return calibrate(pipe, strategy, prompts=prompts("image")[:1], num_inference_steps=STEPS, **made)
 
@@ -143,7 +143,7 @@ def test_an_interrupted_training_goes_on(pipe: Any, tmp_path: Path, monkeypatch:
     with pytest.raises(KeyboardInterrupt):
         train(pipe, checkpoint=path)
     assert path.exists()
-    resumed = train(pipe, checkpoint=path)
+    resumed = train(pipe, checkpoint=path, resume=True)
     assert runs == [0, 1, 1]  # the first run was not made again
     assert not path.exists()
     monkeypatch.setattr(Trial, "fresh_run", run)

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from cachedit.calibration.measure import Arrays, Measure, check_finite
 from cachedit.calibration.measures.errors import StepErrors
-from cachedit.calibration.trial import ReusingOnce
 from cachedit.errors import ProfileError
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import FeatureStrategy, Site, Stack
-from cachedit.wrap import last_run
+from cachedit.strategy import Site, Stack
 
 RUNS = 25  # per prompt: with 50 steps every second one is tried
 PROMPTS = 2
@@ -34,41 +32,39 @@ class Amplification(Measure):
 
     makes: ClassVar[dict[str, tuple[str, ...]]] = {"amplification": ("step",)}
 
-    def __init__(self, strategy: FeatureStrategy) -> None:
-        super().__init__(strategy)
-        self._errors: list[StepErrors] = []
-
     @property
     def sites(self) -> tuple[Site, ...]:
         """The whole stack."""
         return (Stack(),)
 
+    @property
+    def runs(self) -> int:
+        """One per tried step and prompt."""
+        return len(self._tried)
+
     def start(self, k: int) -> None:
         """Nothing to compare with yet."""
-        self._errors.append(StepErrors())
+        self._errors = StepErrors()
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Compare the residual with that of the step before."""
-        self._errors[-1].watch(step, values)
+        self._errors.watch(step, values)
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> dict[int, float]:
+        """Step -> error."""
+        return self._errors.of.get(Stack(), {})
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """Run with one reused step at a time."""
         steps = self.trial.num_inference_steps
-        stride = math.ceil((steps - 1) / RUNS)
-        tried = sorted({*range(1, steps, stride), steps - 1})
-        found: dict[int, float] = {}
-        for step in tried:
-            error = changed = 0.0
-            for k, errors in enumerate(self._errors[:PROMPTS]):
-                latents = self.trial.latents(k, ReusingOnce(step))
-                record = last_run(self.trial.pipe)
-                if record is not None and record.reused_steps == [step]:
-                    error += errors.of[Stack()].get(step, 0.0)
-                    changed += float((latents - self.trial.latents(k)).abs().mean())
-                for _ in range(steps):
-                    self.trial.advance()
-            if error:
-                found[step] = changed / error
+        changes = self.trial.map("amplification", self._tried, lambda at: self.trial.change(at[1], at[0]))
+        errors: dict[int, float] = {}
+        changed: dict[int, float] = {}
+        for (step, k), change in zip(self._tried, changes, strict=True):
+            if change is not None:
+                errors[step] = errors.get(step, 0.0) + parts[k].get(step, 0.0)
+                changed[step] = changed.get(step, 0.0) + change
+        found = {step: changed[step] / error for step, error in errors.items() if error}
         if not found:
             raise ProfileError(
                 f"amplification: in runs of {steps} steps no step could be reused, or none changed. Allowed: runs of 5 "
@@ -77,3 +73,10 @@ class Amplification(Measure):
         row = [float(f"{value:.6g}") for value in np.interp(range(steps), [*found], [*found.values()])]
         check_finite(row, "amplification")
         return {"amplification": {"all": row}}
+
+    @property
+    def _tried(self) -> list[tuple[int, int]]:
+        """Steps that are reused, each on the leading prompts."""
+        steps = self.trial.num_inference_steps
+        chosen = sorted({*range(1, steps, math.ceil((steps - 1) / RUNS)), steps - 1})
+        return [(step, k) for step in chosen for k in range(len(self.trial.prompts[:PROMPTS]))]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -28,7 +28,6 @@ class BlockDrift(Measure):
     def __init__(self, strategy: FeatureStrategy) -> None:
         super().__init__(strategy)
         self._rule = strategy.configured(None)
-        self._drifts: dict[str, list[list[float]]] = {}
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -38,6 +37,7 @@ class BlockDrift(Measure):
     def start(self, k: int) -> None:
         """Nothing is computed yet."""
         self._computed: dict[tuple[str, str], tuple[list[int], list[list[torch.Tensor]]]] = {}
+        self._drifts: dict[str, list[list[float]]] = {}
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Keep a computed step; compare a step that would be skipped with the last computed one."""
@@ -52,14 +52,22 @@ class BlockDrift(Measure):
         moved = [_size([b - a for a, b in zip(then, now, strict=True)]) for then, now in zip(kept, deltas, strict=True)]
         self._drifts.setdefault(step.branch, []).append([size / (level or 1.0) for size in moved])
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> dict[str, list[list[float]]]:
+        """Branch -> a row over the blocks for every skipped step."""
+        return self._drifts
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """Mean over skipped steps and prompts, per branch and block."""
-        if not self._drifts:
+        drifts: dict[str, list[list[float]]] = {}
+        for part in parts:
+            for branch, seen in part.items():
+                drifts.setdefault(branch, []).extend(seen)
+        if not drifts:
             raise ProfileError(
                 f"in {self.trial.num_inference_steps} steps {self._rule} skips nothing, so no drift was seen. "
                 "Calibrate on more steps, or with a smaller warm-up."
             )
-        rows = {branch: [sum(d) / len(d) for d in zip(*seen, strict=True)] for branch, seen in self._drifts.items()}
+        rows = {branch: [sum(d) / len(d) for d in zip(*seen, strict=True)] for branch, seen in drifts.items()}
         for branch, row in rows.items():
             check_finite(row, f"block_drift of branch {branch!r}")
         return {"block_drift": {branch: [round(drift, 6) for drift in row] for branch, row in rows.items()}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,9 +36,6 @@ class ChannelClusters(Measure):
         rule = strategy.configured(None)
         assert isinstance(rule, HyCa)
         self._rule = rule
-        self._probe: list[torch.Tensor] = []
-        self._probed: tuple[str, str] | None = None
-        self._errors: dict[int, torch.Tensor] = {}
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -47,13 +44,16 @@ class ChannelClusters(Measure):
 
     def start(self, k: int) -> None:
         """Nothing is computed yet."""
-        self._prompt = k
+        self._describes = k == 0
+        self._probe: list[torch.Tensor] = []
+        self._probed: tuple[str, str] | None = None
         self._computed: dict[tuple[str, str], tuple[list[int], list[torch.Tensor]]] = {}
+        self._errors: torch.Tensor | None = None
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Keep what describes the channels, and let every solver forecast what would be skipped."""
         tokens, at = _joined(some_tokens(values[Stack()])), (step.branch, step.expert)
-        if self._prompt == 0 and len(self._probe) < PROBED and self._probed in (None, at):
+        if self._describes and len(self._probe) < PROBED and self._probed in (None, at):
             self._probed = at
             self._probe.append(tokens)
         steps, kept = self._computed.setdefault(at, ([], []))
@@ -65,19 +65,24 @@ class ChannelClusters(Measure):
         every = torch.tensor([solver(steps[-len(kept) :], step.index) for solver in SOLVERS.values()])  # [solvers, K]
         forecasts = torch.tensordot(every, torch.stack(kept), 1)  # [solvers, tokens, C]
         errors = (forecasts - tokens).double().square().mean(1)
-        self._errors[self._prompt] = self._errors.get(self._prompt, torch.zeros(())) + errors
+        self._errors = errors if self._errors is None else self._errors + errors
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> dict[str, Any]:
+        """What describes the channels, of the first prompt alone, and the errors [solvers, C]."""
+        return {"probe": self._probe, "errors": self._errors}
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """The cluster of every channel, and for every cluster the place of its solver among ``SOLVERS``."""
-        if not self._errors or len(self._probe) < FEWEST:
+        probe, seen = parts[0]["probe"], [part["errors"] for part in parts]
+        judged = [errors for errors in seen[1:] if errors is not None] or [e for e in seen[:1] if e is not None]
+        if not judged or len(probe) < FEWEST:
             raise ProfileError(
                 f"in {self.trial.num_inference_steps} steps {self._rule} skips nothing, or they are fewer than "
                 f"{FEWEST}. Calibrate on more steps, or at a larger interval."
             )
-        judged = {k: errors for k, errors in self._errors.items() if k > 0} or self._errors
-        errors = torch.stack(list(judged.values())).sum(0)  # [solvers, C]
+        errors = torch.stack(judged).sum(0)  # [solvers, C]
         check_finite(errors.sum(1).tolist(), "the squared error of the forecasts")
-        cluster = k_means(descriptors(torch.stack(self._probe)), CLUSTERS)
+        cluster = k_means(descriptors(torch.stack(probe)), CLUSTERS)
         by_cluster = torch.zeros(len(SOLVERS), int(cluster.max()) + 1, dtype=errors.dtype).index_add_(
             1, cluster, errors
         )

@@ -34,7 +34,6 @@ class Forecasts(Measure):
     Attributes:
         planned: the strategy with all options filled in.
         computed: the steps that it would compute.
-        branches: those that were called.
     """
 
     stage: ClassVar[int] = 1
@@ -48,7 +47,6 @@ class Forecasts(Measure):
                 f"{type(strategy).__name__} does not say which steps it computes; allowed: strategies that do, such as "
                 "CacheQuant. Derive it from cachedit.strategies.cache_quant.Corrected."
             )
-        self.branches: dict[str, None] = {}
 
     @property
     def site(self) -> Site:
@@ -73,11 +71,13 @@ class Forecasts(Measure):
     def start(self, k: int) -> None:
         """Nothing is kept yet."""
         self._kept: dict[str, Kept] = {}
+        self._branches: dict[str, None] = {}
+        self._found: dict[tuple[str, int], Any] = {}
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Keep a step that the strategy would compute, compare one that it would reuse; experts keep their own."""
         kept = self._kept.setdefault(step.expert, Kept([Place(self.site)], self.planned, self.profile, Options()))
-        self.branches[step.branch] = None
+        self._branches[step.branch] = None
         if step.index in self.computed or not kept.has(0, step.branch):
             kept.push(0, step.branch, step.index, values[self.site], False)
             kept.not_finite(step.index)
@@ -94,16 +94,21 @@ class Forecasts(Measure):
             site=self.site,
         )
         forecast = kept.forecast(0, context, (1.0,), False)
-        self.compare(step, tuple([forecast.value(k) for k in range(len(values[self.site]))]), values)
+        foretold = tuple([forecast.value(k) for k in range(len(values[self.site]))])
+        self._found[step.branch, step.index] = self.compare(foretold, values)
 
-    def compare(self, step: Step, forecast: Residual, values: Mapping[Site, Residual]) -> None:
-        """Note how a forecast differs from the truth."""
+    def stop(self) -> dict[str, Any]:
+        """The branches that were called, and what ``compare`` found for each of them and each reused step."""
+        return {"branches": list(self._branches), "found": self._found}
+
+    def compare(self, forecast: Residual, values: Mapping[Site, Residual]) -> Any:
+        """How a forecast differs from the truth."""
         raise NotImplementedError
 
-    def filled(self, rows: Mapping[tuple[str, int], Any], computed: Any) -> Rows:
+    def filled(self, rows: Mapping[tuple[str, int], Any], computed: Any, parts: Sequence[Any]) -> Rows:
         """Branch -> an entry for every step, ``computed`` where the strategy would compute."""
         steps = range(self.trial.num_inference_steps)
-        return {branch: [rows.get((branch, step), computed) for step in steps] for branch in self.branches}
+        return {branch: [rows.get((branch, step), computed) for step in steps] for branch in _branches(parts)}
 
 
 class Correction(Forecasts):
@@ -123,36 +128,37 @@ class Correction(Forecasts):
     }
     stage: ClassVar[int] = 2
 
-    def __init__(self, strategy: FeatureStrategy) -> None:
-        super().__init__(strategy)
-        self._runs: list[dict[tuple[str, int], torch.Tensor]] = []
+    @property
+    def runs(self) -> int:
+        """With and without the lines, for every prompt that is left out."""
+        return 2 * len(self.trial.prompts[-MOST_CHECKED:])
 
-    def start(self, k: int) -> None:
-        """Sums of their own for every prompt."""
-        super().start(k)
-        self._runs.append({})
+    def compare(self, forecast: Residual, values: Mapping[Site, Residual]) -> torch.Tensor:
+        """What least squares need."""
+        return moments(forecast, values[self.site])
 
-    def compare(self, step: Step, forecast: Residual, values: Mapping[Site, Residual]) -> None:
-        """Add up what least squares need."""
-        self._runs[-1][step.branch, step.index] = moments(forecast, values[self.site])
-
-    def arrays(self) -> Arrays:
+    def arrays(self, parts: list[Any]) -> Arrays:
         """The lines, if they help, and the steps that were computed while they were fitted."""
-        prompts = range(len(self._runs))
-        return self._rows(prompts if any(self._runs) and self._helps() else [])
+        helps = any(part["found"] for part in parts) and self._help(parts)
+        return self._rows(range(len(parts)) if helps else [], parts)
 
-    def _helps(self) -> bool:
+    def _help(self, parts: Sequence[Any]) -> bool:
         """True if prompts' runs end nearer to the uncached ones with the lines of the others than without."""
-        prompts = range(len(self._runs))
+        prompts = range(len(parts))
         checked = prompts[-MOST_CHECKED:]
-        error = {False: 0.0, True: 0.0}
-        for k in checked:
-            rows = self._rows([other for other in prompts if other != k] or [k])
+
+        def ends(at: tuple[int, bool]) -> float:
+            k, correction = at
+            rows = self._rows([other for other in prompts if other != k] or [k], parts)
             profile = replace(self.profile, arrays=self.profile.arrays | rows, axes=self.profile.axes | _axes())
             truth = self.trial.latents(k)
-            for correction in error:
-                found = self.trial.latents(k, replace(self.planned, correction=correction), profile)
-                error[correction] += float((found - truth).norm() / truth.norm()) / len(checked)
+            found = self.trial.latents(k, replace(self.planned, correction=correction), profile)
+            return float((found - truth).norm() / truth.norm())
+
+        tried = [(k, correction) for k in checked for correction in (False, True)]
+        error = {False: 0.0, True: 0.0}
+        for (_, correction), off in zip(tried, self.trial.map("correction", tried, ends), strict=True):
+            error[correction] += off / len(checked)
         kept = error[True] < ENOUGH * error[False]
         self.notes["correction"] = {
             "kept": kept,
@@ -162,19 +168,19 @@ class Correction(Forecasts):
         }
         return kept
 
-    def _rows(self, prompts: Sequence[int]) -> Arrays:
+    def _rows(self, prompts: Sequence[int], parts: Sequence[Any]) -> Arrays:
         """Mask and lines of these prompts; without prompts lines that change nothing."""
         sums: dict[tuple[str, int], torch.Tensor] = {}
         for k in prompts:
-            for at, found in self._runs[k].items():
+            for at, found in parts[k]["found"].items():
                 sums[at] = sums[at] + found if at in sums else found
         lines = {at: line(found) for at, found in sums.items()}
         channels = len(next(iter(lines.values()))[0]) if lines else 1
         steps = range(self.trial.num_inference_steps)
         return {
-            "correction_mask": {branch: [int(step in self.computed) for step in steps] for branch in self.branches},
-            "correction_scale": self.filled({at: scale for at, (scale, _) in lines.items()}, [1.0] * channels),
-            "correction_shift": self.filled({at: shift for at, (_, shift) in lines.items()}, [0.0] * channels),
+            "correction_mask": {branch: [int(step in self.computed) for step in steps] for branch in _branches(parts)},
+            "correction_scale": self.filled({at: scale for at, (scale, _) in lines.items()}, [1.0] * channels, parts),
+            "correction_shift": self.filled({at: shift for at, (_, shift) in lines.items()}, [0.0] * channels, parts),
         }
 
 
@@ -212,6 +218,11 @@ def line(sums: torch.Tensor) -> tuple[list[float], list[float]]:
     scale = torch.where(varies, (fy - f * y) / torch.where(varies, variance, 1.0), 1.0)
     shift = torch.where(varies, y - scale * f, 0.0)
     return _rounded(scale), _rounded(shift)
+
+
+def _branches(parts: Sequence[Any]) -> list[str]:
+    """The branches that were called in any run."""
+    return list(dict.fromkeys(branch for part in parts for branch in part["branches"]))
 
 
 def _by_channel(x: torch.Tensor) -> torch.Tensor:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from cachedit.calibration.measure import Arrays, Measure, mean
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import FeatureStrategy, Module, Output, Site, Skip, Stack
+from cachedit.strategy import Module, Output, Site, Skip, Stack
 
 GAPS = 10  # steps ahead; residuals of so many steps are held while a run is measured
 Table = dict[int, dict[int, float]]
@@ -22,13 +22,9 @@ class _Errors(Measure):
 
     array: ClassVar[str] = ""
 
-    def __init__(self, strategy: FeatureStrategy) -> None:
-        super().__init__(strategy)
-        self._runs: list[dict[str, Table]] = []
-
     def start(self, k: int) -> None:
-        """A new table."""
-        self._runs.append({})
+        """New tables."""
+        self._tables: dict[str, Table] = {}
         self._past: dict[tuple[str, str], deque[tuple[int, Residual]]] = {}
 
     def key(self, site: Site, step: Step) -> str:
@@ -43,18 +39,22 @@ class _Errors(Measure):
             key = self.key(site, step)
             past = self._past.setdefault((f"{key} {step.branch}", step.expert), deque(maxlen=GAPS))
             for then, residual in past:
-                row = self._runs[-1].setdefault(key, {}).setdefault(then, {})
+                row = self._tables.setdefault(key, {}).setdefault(then, {})
                 error = relative_l1(residual, values[site])
                 row[step.index - then] = max(error, row.get(step.index - then, 0.0))
             past.append((step.index, values[site]))
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> dict[str, Table]:
+        """The tables, each under its key."""
+        return self._tables
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """The tables, rectangular: a short row repeats its last value."""
-        steps = 1 + max(then + max(row) for table in self._runs[0].values() for then, row in table.items())
+        steps = 1 + max(then + max(row) for table in parts[0].values() for then, row in table.items())
         gaps = min(GAPS, steps - 1)
         return {
             self.array: {
-                key: mean([_rectangular(run.get(key, {}), steps, gaps) for run in self._runs]) for key in self._runs[0]
+                key: mean([_rectangular(part.get(key, {}), steps, gaps) for part in parts]) for key in parts[0]
             }
         }
 

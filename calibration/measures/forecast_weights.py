@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,7 +37,6 @@ class ForecastWeights(Measure):
             raise TypeError(f"got {type(strategy).__name__}; allowed: L2P, whose schedule the weights are fitted for")
         self.l2p = strategy.configured(None)
         self.defaults = {"interval": self.l2p.interval, "warmup": self.l2p.warmup, "terms": self.l2p.terms}
-        self._sums: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -48,6 +47,7 @@ class ForecastWeights(Measure):
         """Nothing is computed yet."""
         self._begun: dict[str, int] = {}
         self._kept: dict[tuple[str, str], deque[Residual]] = {}
+        self._equations: list[tuple[int, list[list[float]], list[float]]] = []
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Keep what a run would compute, and compare with what is kept where it would not."""
@@ -58,15 +58,22 @@ class ForecastWeights(Measure):
         elif len(kept) > 1:
             for series in zip(*kept, values[Stack()], strict=True):
                 products, targets = normal_equations(series)
-                products_before, targets_before = self._sums.get(step.index, (0.0, 0.0))
-                self._sums[step.index] = products_before + products, targets_before + targets
+                self._equations.append((step.index, products.tolist(), targets.tolist()))
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> list[tuple[int, list[list[float]], list[float]]]:
+        """Step and normal equations of every tensor of every branch, as they came."""
+        return self._equations
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """Solve for every skipped step."""
+        sums: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        for step, products, targets in [equations for part in parts for equations in part]:
+            products_before, targets_before = sums.get(step, (0.0, 0.0))
+            sums[step] = products_before + np.array(products), targets_before + np.array(targets)
         plain = [0.0] * (self.l2p.depth - 1) + [1.0]
         rows = [plain] * len(self.trial.sigmas)
-        for step, (products, targets) in self._sums.items():
-            found = [round(float(v), 6) for v in solve(products, targets)]
+        for step, equations in sums.items():
+            found = [round(float(v), 6) for v in solve(*equations)]
             check_finite(found, f"forecast_weights of step {step}")
             rows[step] = [0.0] * (self.l2p.depth - 1 - len(found)) + found + [round(1.0 - sum(found), 6)]
         return {"forecast_weights": {"all": rows}}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from cachedit.calibration.measure import Arrays, Measure, check_finite
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import FeatureStrategy, Output, Site
+from cachedit.strategy import Output, Site
 
 DEGREE = 4
 REACH = 2.0  # times the largest change seen: half as many steps move twice as far
@@ -31,11 +31,6 @@ class IndicatorPolynomial(Measure):
     makes: ClassVar[dict[str, tuple[str, ...]]] = {"indicator_polynomial": ("power",)}
     signal: ClassVar[str] = "modulated_input"
 
-    def __init__(self, strategy: FeatureStrategy) -> None:
-        super().__init__(strategy)
-        self._inputs: list[float] = []
-        self._outputs: list[float] = []
-
     @property
     def sites(self) -> tuple[Site, ...]:
         """The output."""
@@ -44,6 +39,8 @@ class IndicatorPolynomial(Measure):
     def start(self, k: int) -> None:
         """Nothing to compare with yet."""
         self._step, self._previous = -1, dict[str, Residual]()
+        self._inputs: list[float] = []
+        self._outputs: list[float] = []
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Note how far input and output have moved since the step before."""
@@ -56,17 +53,22 @@ class IndicatorPolynomial(Measure):
             self._inputs.append(step.signal)
             self._outputs.append(_loudest(before, output))
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> tuple[list[float], list[float]]:
+        """Changes of the input, and those of the output."""
+        return self._inputs, self._outputs
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """The coefficients, one row for all branches."""
-        check_finite(self._inputs, "the change of what enters the first block")
-        check_finite(self._outputs, "the change of the output")
-        row = rising_fit(self._inputs, self._outputs)
-        misses = np.polyval(row, self._inputs) - self._outputs
-        spread = float(np.var(self._outputs))
+        inputs, outputs = ([change for part in parts for change in part[side]] for side in (0, 1))
+        check_finite(inputs, "the change of what enters the first block")
+        check_finite(outputs, "the change of the output")
+        row = rising_fit(inputs, outputs)
+        misses = np.polyval(row, inputs) - outputs
+        spread = float(np.var(outputs))
         self.notes = {
             "indicator": {
-                "pairs": len(self._inputs),
-                "largest_change": round(max(self._inputs), 6),
+                "pairs": len(inputs),
+                "largest_change": round(max(inputs), 6),
                 "explained": round(1 - float(np.mean(misses**2)) / spread, 4) if spread > 0 else 1.0,
             }
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -12,7 +12,7 @@ from cachedit.calibration.measure import Arrays, Measure
 from cachedit.errors import ProfileError
 from cachedit.feature.place import Residual
 from cachedit.run import Step
-from cachedit.strategy import FeatureStrategy, Site, Stack
+from cachedit.strategy import Site, Stack
 
 
 class MagnitudeRatio(Measure):
@@ -23,10 +23,6 @@ class MagnitudeRatio(Measure):
 
     makes: ClassVar[dict[str, tuple[str, ...]]] = {"magnitude_ratio": ("step",)}
 
-    def __init__(self, strategy: FeatureStrategy) -> None:
-        super().__init__(strategy)
-        self._ratios: dict[str, dict[int, list[float]]] = {}
-
     @property
     def sites(self) -> tuple[Site, ...]:
         """The whole stack."""
@@ -35,6 +31,7 @@ class MagnitudeRatio(Measure):
     def start(self, k: int) -> None:
         """Nothing to compare with yet."""
         self._previous: dict[tuple[str, str], Residual] = {}
+        self._ratios: dict[str, dict[int, list[float]]] = {}
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Measure a step against the one before; an expert's first step has none and counts as 1."""
@@ -44,11 +41,20 @@ class MagnitudeRatio(Measure):
         self._ratios.setdefault(step.branch, {}).setdefault(step.index, []).append(ratio)
         self._previous[step.branch, step.expert] = residual
 
-    def arrays(self) -> Arrays:
+    def stop(self) -> dict[str, dict[int, list[float]]]:
+        """Branch -> step -> ratios."""
+        return self._ratios
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """Geometric mean over the runs, per branch and step; 1 where a branch was not called."""
-        steps = range(1 + max(step for row in self._ratios.values() for step in row))
+        ratios: dict[str, dict[int, list[float]]] = {}
+        for part in parts:
+            for branch, row in part.items():
+                for step, seen in row.items():
+                    ratios.setdefault(branch, {}).setdefault(step, []).extend(seen)
+        steps = range(1 + max(step for row in ratios.values() for step in row))
         rows: dict[str, list[float]] = {}
-        for branch, row in self._ratios.items():
+        for branch, row in ratios.items():
             rows[branch] = []
             for step in steps:
                 values = row.get(step, [1.0])

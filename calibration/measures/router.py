@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -18,6 +19,7 @@ from cachedit.strategy import Output, Site
 
 LARGEST_LOGIT = 5.0
 SAVE_EVERY = 200
+STATE = "router-state"
 
 
 class Router(Measure):
@@ -34,28 +36,40 @@ class Router(Measure):
         """The output, so that the noise levels of the steps are seen."""
         return (Output(),)
 
-    def arrays(self) -> Arrays:
+    @property
+    def runs(self) -> int:
+        """One for every step that is left out, and those of the training where a step is one call."""
+        options: Any = self.strategy
+        others = self.trial.num_inference_steps - 1
+        return others + math.ceil(options.iterations / others)
+
+    def arrays(self, parts: list[Any]) -> Arrays:
         """Train, and return the gates per kind of module, in (0, 1)."""
         options: Any = self.strategy
         student = _Student(self.trial.pipe, self.trial.num_inference_steps, options.learning_rate)
-        student.weigh([self._left_out_at(student, step) for step in range(1, self.trial.num_inference_steps)])
-        path = self.trial.checkpoint
-        if path is not None and path.exists():
-            student.load(torch.load(path, weights_only=True))
+        others = range(1, self.trial.num_inference_steps)
+        student.weigh(self.trial.map("left-out", others, lambda step: self._left_out_at(student, step)))
+        (trained,) = self.trial.map("trained", ["router"], lambda _: self._trained(student))
+        self.notes |= {"router_updates": trained["updates"], "router_loss": trained["loss"]}
+        return {"router": trained["gates"]}
+
+    def _trained(self, student: _Student) -> dict[str, Any]:
+        """Gates, loss and number of updates after the training, which goes on where an earlier one was interrupted."""
+        options: Any = self.strategy
+        checkpoint = self.trial.work.checkpoint
+        state = None if checkpoint is None else checkpoint.load(STATE)
+        if state is not None:
+            student.load(state)
+            self.trial.work.tally.add(student.runs * self.trial.num_inference_steps)
         saved = student.updates
         while student.updates < options.iterations:
             with student.training(options.beta, options.threshold):
                 self.trial.fresh_run(student.runs)
             student.runs += 1
-            if path is not None and student.updates - saved >= SAVE_EVERY:
+            if checkpoint is not None and student.updates - saved >= SAVE_EVERY:
                 saved = student.updates
-                part = path.with_suffix(".part")
-                torch.save(student.state(), part)
-                part.replace(path)
-        if path is not None:
-            path.unlink(missing_ok=True)
-        self.notes |= {"router_updates": student.updates, "router_loss": student.loss}
-        return {"router": student.gates()}
+                checkpoint.save(STATE, student.state())
+        return {"gates": student.gates(), "loss": student.loss, "updates": student.updates}
 
     def _left_out_at(self, student: _Student, step: int) -> float:
         """Squared change of the final latent when all modules are left out at this step alone."""
@@ -111,6 +125,7 @@ class _Student:
             "optimiser": self.optimiser.state_dict(),
             "updates": self.updates,
             "runs": self.runs,
+            "loss": self.loss,
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -118,7 +133,7 @@ class _Student:
         with torch.no_grad():
             self.logits.copy_(state["logits"])
         self.optimiser.load_state_dict(state["optimiser"])
-        self.updates, self.runs = state["updates"], state["runs"]
+        self.updates, self.runs, self.loss = state["updates"], state["runs"], state["loss"]
 
     @contextmanager
     def training(self, beta: float, threshold: float) -> Iterator[None]:

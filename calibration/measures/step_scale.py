@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from cachedit.calibration.measure import Arrays
 from cachedit.calibration.measures.correction import Forecasts
 from cachedit.feature.place import Residual
-from cachedit.run import Step
-from cachedit.strategy import FeatureStrategy, Output, Site
+from cachedit.strategy import Output, Site
 
 
 class StepScale(Forecasts):
@@ -21,24 +20,23 @@ class StepScale(Forecasts):
 
     makes: ClassVar[dict[str, tuple[str, ...]]] = {"step_scale": ("step",)}
 
-    def __init__(self, strategy: FeatureStrategy) -> None:
-        super().__init__(strategy)
-        self._scales: dict[tuple[str, int], list[float]] = {}
-
     @property
     def sites(self) -> tuple[Site, ...]:
         """What the strategy reuses, and the output itself."""
         return (self.site, Output())
 
-    def compare(self, step: Step, forecast: Residual, values: Mapping[Site, Residual]) -> None:
+    def compare(self, forecast: Residual, values: Mapping[Site, Residual]) -> float:
         """Measure a forecast that differs from what is reused just as v~ differs from v."""
         pairs = zip(forecast, values[self.site], strict=True)
         moved = sum(float((f.float() - y.float()).abs().sum()) for f, y in pairs)
         level = sum(float(v.float().abs().sum()) for v in values[Output()])
-        scale = min(max(1.0 - moved / level, 0.0), 1.0) if level > 0 else 1.0
-        self._scales.setdefault((step.branch, step.index), []).append(scale)
+        return min(max(1.0 - moved / level, 0.0), 1.0) if level > 0 else 1.0
 
-    def arrays(self) -> Arrays:
+    def arrays(self, parts: list[Any]) -> Arrays:
         """The mean over prompts."""
-        means = {at: round(sum(scales) / len(scales), 6) for at, scales in self._scales.items()}
-        return {"step_scale": self.filled(means, 1.0)}
+        scales: dict[tuple[str, int], list[float]] = {}
+        for part in parts:
+            for at, scale in part["found"].items():
+                scales.setdefault(at, []).append(scale)
+        means = {at: round(sum(seen) / len(seen), 6) for at, seen in scales.items()}
+        return {"step_scale": self.filled(means, 1.0, parts)}

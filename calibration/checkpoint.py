@@ -1,0 +1,82 @@
+"""What a calibration has done so far, kept until the profile is made."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cachedit.files import write_text
+
+RECORD = "calibration.json"
+
+
+class Checkpoint:
+    """A folder with one file per finished unit of work; each is complete or absent, whatever ends the process.
+
+    Args:
+        path: the folder; the one above it must exist.
+        of: what is calibrated, as JSON; the units of one calibration are of no use to another.
+    """
+
+    def __init__(self, path: str | Path, of: Mapping[str, Any]) -> None:
+        self.path, self.of = Path(path), json.loads(json.dumps(of))
+
+    def open(self, resume: bool) -> None:
+        """Begin, or go on where an interrupted calibration ended.
+
+        Args:
+            resume: go on if there is something; otherwise finished units are not thrown away but refused.
+
+        Raises:
+            ValueError: what lies there is no checkpoint, is of another calibration, or is not to be resumed.
+        """
+        if self.path.exists():
+            found = self._record()
+            units = len([*self.path.glob("*.pt")])
+            if units and not resume:
+                raise ValueError(
+                    f"{self.path} holds {units} finished units of an interrupted calibration; allowed: resume=True "
+                    "(--resume) to go on with them, or another folder. Delete this one to start anew."
+                )
+            differing = [key for key in {**found, **self.of} if found.get(key) != self.of.get(key)]
+            if units and differing:
+                told = "; ".join(f"{key} {found.get(key)!r}, now {self.of.get(key)!r}" for key in differing)
+                raise ValueError(
+                    f"{self.path} is of another calibration, which had {told}. Allowed: to resume with the same. "
+                    "Calibrate as it was begun, or delete the folder to start anew."
+                )
+        self.path.mkdir(exist_ok=True)
+        write_text(self.path / RECORD, json.dumps(self.of, indent=1) + "\n")
+
+    def load(self, name: str) -> dict[str, Any] | None:
+        """What was saved under a name; None if nothing was."""
+        file = self.path / f"{name}.pt"
+        if not file.exists():
+            return None
+        found: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+        return found
+
+    def save(self, name: str, data: dict[str, Any]) -> None:
+        """Write plain data and tensors in one step, in the place of what was saved under the name."""
+        part = self.path / f"{name}.part"
+        torch.save(data, part)
+        part.replace(part.with_suffix(".pt"))
+
+    def remove(self) -> None:
+        """The profile is made."""
+        shutil.rmtree(self.path)
+
+    def _record(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{self.path} is no checkpoint of a calibration, as {RECORD} in it cannot be read ({error}); allowed: "
+                "a folder that calibrate has made, or a path where nothing is. Choose another path."
+            ) from error
+        return found if isinstance(found, dict) else {}
