@@ -296,6 +296,6 @@ class TestStart:
         def interrupted(_: object) -> int:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("cachedit.cli._strategies", interrupted)
+        monkeypatch.setattr("cachedit.cli.strategies.run", interrupted)
         assert main(["strategies"]) == 130
         assert capsys.readouterr().err == "cachedit: interrupted\n"
