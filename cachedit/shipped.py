@@ -1,18 +1,23 @@
-"""Finding the profile of a model: by name, by file, or by the fingerprint of its denoiser."""
+"""Finding the profile of a model: by name, by file, from the hub, or by the fingerprint of its denoiser."""
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import nn
 
+from cachedit import hub, user_profiles
 from cachedit.errors import ProfileError
 from cachedit.profile import Profile
 from cachedit.strategy import canonical
+
+T = TypeVar("T")
 
 
 def fingerprint(denoiser: nn.Module, stack: Sequence[str], experts: int = 1) -> dict[str, Any]:
@@ -32,6 +37,11 @@ def fingerprint(denoiser: nn.Module, stack: Sequence[str], experts: int = 1) -> 
 
 def shipped() -> dict[str, Profile]:
     """Name -> profile of everything that comes with the library, samples included."""
+    return dict(_shipped())
+
+
+@functools.cache
+def _shipped() -> dict[str, Profile]:
     folders = [resources.files("cachedit.calibration") / "profiles", resources.files("cachedit.samples") / "profiles"]
     files = [file for folder in folders if folder.is_dir() for file in folder.iterdir() if file.name.endswith(".json")]
     profiles = [Profile.from_json(file.read_text(encoding="utf-8"), file.name) for file in files]
@@ -45,7 +55,7 @@ def resolve(
     strategy: str = "the strategy",
     arrays: Sequence[str] = ("magnitude_ratio",),
 ) -> Profile:
-    """The profile to use: the one given, the shipped one of that name, or the shipped one that fits the model.
+    """The profile to use: the one that is asked for, else one of the user's that fits the model, else a shipped one.
 
     Args:
         profile: what the user passed.
@@ -57,27 +67,60 @@ def resolve(
     Raises:
         ProfileError: nothing fits, or more than one does and the name does not decide.
     """
-    if isinstance(profile, Profile):
-        chosen = profile
-    elif profile is not None and not os.path.exists(profile) and canonical(str(profile)) in _by_name():
-        chosen = _by_name()[canonical(str(profile))]
-    elif profile is not None:
-        chosen = Profile.load(profile)
-    else:
+    if profile is None:
         return _match(fingerprint, model_name, strategy, arrays)
+    chosen = find_profile(profile)
     chosen.check_fits(fingerprint)
     chosen.check_arrays(arrays, strategy)
     return chosen
 
 
-def _by_name() -> dict[str, Profile]:
-    return {canonical(name): profile for name, profile in shipped().items()}
+def find_profile(profile: Profile | str | Path) -> Profile:
+    """The profile that is asked for.
+
+    Args:
+        profile: itself, a file, ``hub:org/name`` (see ``cachedit.hub``), or a name in any spelling; a profile of the
+            user comes before a shipped one of the same name.
+
+    Raises:
+        ProfileError: there is none, or it cannot be read.
+    """
+    if isinstance(profile, Profile):
+        return profile
+    asked = str(profile)
+    if asked.startswith(hub.PREFIX):
+        return Profile.load(hub.download(asked))
+    if os.path.isfile(profile):
+        return Profile.load(profile)
+    own = user_profiles.stored()
+    entry = _spelled(asked, {entry.name: entry for entry in own})
+    if entry is not None:
+        return entry.read()
+    supplied = _spelled(asked, shipped())
+    if supplied is not None:
+        return supplied
+    if os.path.dirname(asked) or asked.endswith(".json") or os.path.exists(profile):
+        return Profile.load(profile)  # which says what is wrong with the file
+    names = dict.fromkeys([*(entry.name for entry in own), *shipped()])
+    raise ProfileError(
+        f"no profile is called {asked!r}. Allowed: a file, hub:org/name, or one of {', '.join(names)}. "
+        "List: cachedit profile list"
+    )
+
+
+def _spelled(asked: str, named: Mapping[str, T]) -> T | None:
+    """What is called so, or so in another spelling."""
+    return named.get(asked) or {canonical(name): found for name, found in named.items()}.get(canonical(asked))
 
 
 def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, arrays: Sequence[str]) -> Profile:
+    """A profile that fits the model. The name of a model tells more than its fingerprint, and the user's come first."""
     every = {name: profile for name, profile in shipped().items() if set(arrays) <= set(profile.arrays)}
     fitting = [profile for profile in every.values() if profile.model and not profile.differences(fingerprint)]
     named = [profile for profile in fitting if profile.model and _names(model_name, profile.model["names"])]
+    own = _own(fingerprint, model_name, arrays, elsewhere=len(named) == 1)
+    if own is not None:
+        return own
     if len(named) == 1:
         return named[0]
     if len(fitting) == 1 and _unmistakable(fitting[0], every.values()):
@@ -89,10 +132,49 @@ def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, array
             f"not decide. Choose: profile={' or '.join(repr(p.name) for p in fitting)}, or calibrate your own."
         )
     raise ProfileError(
-        f"{strategy} needs a profile for {fingerprint['class']} ({shape}), and none that is shipped fits. "
-        f"Shipped: {', '.join(every) or 'none'}. "
-        "Make one: cachedit calibrate MODEL --steps 50 -o my.json, then pass profile='my.json'."
+        f"{strategy} needs a profile for {fingerprint['class']} ({shape}), and none fits that holds "
+        f"{', '.join(arrays)}. Shipped: {', '.join(every) or 'none'}. Yours in {user_profiles.folder()}: "
+        f"{', '.join(entry.name for entry in user_profiles.stored()) or 'none'}. "
+        f"Make one, which will be found there: cachedit calibrate MODEL --strategy {strategy} --steps 50"
     )
+
+
+def _own(fingerprint: Mapping[str, Any], model_name: str, arrays: Sequence[str], elsewhere: bool) -> Profile | None:
+    """The newest of the user's profiles that fit.
+
+    ``elsewhere``: a shipped profile bears the name of the model, so those that the user made for other names, such as
+    another model of the same shape, do not count.
+    """
+    fitting: list[tuple[user_profiles.Stored, list[str]]] = []
+    for entry in user_profiles.stored():
+        profile = entry.profile
+        if profile is None:
+            _warn_once(entry)
+        elif set(arrays) <= set(profile.arrays) and profile.model and not profile.differences(fingerprint):
+            fitting.append((entry, profile.model["names"]))
+    named = [(entry, names) for entry, names in fitting if not names or _names(model_name, names)]
+    left = named or ([] if elsewhere else fitting)
+    if not left:
+        return None
+    if not named and len({tuple(names) for _, names in left}) > 1:
+        raise ProfileError(
+            f"{len(left)} of your profiles fit {fingerprint['class']}, and its name {model_name!r} does not decide. "
+            f"Choose: profile={' or '.join(repr(entry.name) for entry, _ in left)}."
+        )
+    newest, _ = max(left, key=lambda found: found[0].stamp)
+    return newest.profile
+
+
+_warned: set[tuple[Path, tuple[int, int]]] = set()
+
+
+def _warn_once(entry: user_profiles.Stored) -> None:
+    if (entry.path, entry.stamp) not in _warned:
+        _warned.add((entry.path, entry.stamp))
+        warnings.warn(
+            f"skipped a profile of yours that cannot be read: {entry.error}. Repair or delete {entry.path}",
+            stacklevel=2,
+        )
 
 
 def _names(model_name: str, names: Sequence[str]) -> bool:

@@ -23,7 +23,8 @@ def wrap(target: T, strategy: str | Strategy, *, profile: Profile | str | Path |
     Args:
         target: a ``DiffusionPipeline``, or a denoiser module that you drive yourself.
         strategy: a name in any spelling ("magcache", "mag-cache", "MagCache") or an instance.
-        profile: a Profile, the path of one, or the name of a shipped one. None: the shipped profile of this model.
+        profile: a Profile, the path of one, ``"hub:org/name"`` (``profile.json`` of a hub repository), or the name of
+            one that you calibrated or that is shipped. None: the one of this model, yours before the shipped one.
         **options: the strategy's own options (its dataclass fields), and for every strategy
 
             * ``blocks``: names of the block lists, in execution order, where they cannot be found;

@@ -113,6 +113,14 @@ def _imports_out_of_sight() -> Iterator[None]:
     gc.unfreeze()
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_profiles_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whoever runs the tests may have calibrated profiles of the models in them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CACHEDIT_HOME", str(tmp_path_factory.mktemp("home")))
+        yield
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """No test changes the number of threads for another one."""

@@ -14,7 +14,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(run=run)
     parser.add_argument("--model", metavar="PATH_OR_ID", help="diffusers pipeline (default: the sample of cachedit)")
     parser.add_argument("--strategy", nargs="+", action="extend", metavar="NAME", help="default: magcache")
-    parser.add_argument("--profile", help="file or name of a profile (default: the shipped one of the model)")
+    parser.add_argument("--profile", help="file, name or hub:org/name (default: the one that is found for the model)")
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="option of cachedit.wrap; repeatable"
     )

@@ -33,7 +33,7 @@ class Configuration:
     Attributes:
         strategy: a name in any spelling, or an instance.
         options: for ``cachedit.wrap``.
-        profile: for ``cachedit.wrap``; None: the shipped one of the model.
+        profile: for ``cachedit.wrap``; None: the one that is found for the model.
         label: how rows call it; "" takes the name of the strategy.
     """
 
