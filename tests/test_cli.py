@@ -174,7 +174,6 @@ class TestRefusals:
             ("demo --prompts empty.txt", ["empty.txt holds no prompts"]),
             ("demo --num-prompts 99", ["99", "Allowed: 1 to 8"]),
             ("demo --json nowhere/out.json", ["--json nowhere/out.json", "does not exist", "mkdir -p nowhere"]),
-            ("calibrate x", ["required: -o/--output"]),
             ("calibrate -o p.json", ["MODEL", "--sample"]),
             ("calibrate x -o nowhere/p.json", ["-o nowhere/p.json", "does not exist", "mkdir -p nowhere"]),
             ("calibrate x -o .", ["is a folder"]),

@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MAPPED = ("strategies", "kernels", "calibration", "samples")  # folders beside cachedit/ that are installed inside it
-DATA = (".json", ".safetensors", ".md", ".typed")
+DATA = (".json", ".safetensors", ".md", ".txt", ".typed")
 
 
 def python(code: str, cwd: Path = ROOT, executable: str | Path = sys.executable, path: Path | None = None) -> str:

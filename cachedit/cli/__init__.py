@@ -6,10 +6,10 @@ import shlex
 import sys
 
 from cachedit import __version__
-from cachedit.cli import calibrate, demo, strategies
+from cachedit.cli import calibrate, demo, profile, strategies
 from cachedit.cli.parser import Parser
 
-COMMANDS = (demo, strategies, calibrate)
+COMMANDS = (demo, strategies, calibrate, profile)
 
 
 def main(argv: list[str] | None = None) -> int:

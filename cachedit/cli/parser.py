@@ -1,9 +1,11 @@
-"""The parser of the command line, and the arguments that several commands share."""
+"""The parser of the command line, and what several commands share."""
 
 from __future__ import annotations
 
 import argparse
-from typing import NoReturn
+import json
+import sys
+from typing import Any, NoReturn
 
 
 class Parser(argparse.ArgumentParser):
@@ -17,16 +19,16 @@ class Parser(argparse.ArgumentParser):
 def add_inputs(parser: Parser) -> None:
     """What a run of a pipeline takes, for every command that runs one."""
     prompts = parser.add_mutually_exclusive_group()
-    prompts.add_argument("--prompts", metavar="FILE", help="text file, one prompt per line")
-    prompts.add_argument(
-        "--prompt", nargs="+", action="extend", metavar="TEXT", help="default: the prompts of the sample"
+    prompts.add_argument("--prompts", metavar="FILE", help="text file, one prompt per line (default: a shipped set)")
+    prompts.add_argument("--prompt", nargs="+", action="extend", metavar="TEXT", help="prompts given here")
+    parser.add_argument(
+        "--num-prompts", type=positive, metavar="N", help="use the first N (default: all yours, or 6 of the set)"
     )
-    parser.add_argument("--num-prompts", type=positive, metavar="N", help="use the first N prompts")
     parser.add_argument("--seed", type=int, default=0, help="of the first prompt (default: %(default)s)")
     parser.add_argument("--guidance", type=float, metavar="G", help="guidance_scale (default: the pipeline's)")
     parser.add_argument("--height", type=positive, help="pixels (default: the pipeline's)")
     parser.add_argument("--width", type=positive, help="pixels (default: the pipeline's)")
-    parser.add_argument("--device", help="default: cuda if there is one, else cpu")
+    parser.add_argument("--device", help="default: cuda if there is one, else cpu; one per process")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32 on a cpu, else bfloat16"
     )
@@ -50,3 +52,9 @@ def set_threads(count: int | None, small: bool) -> None:
     import torch
 
     torch.set_num_threads(count or 1)
+
+
+def print_json(data: Any) -> None:
+    """Print data as JSON."""
+    json.dump(data, sys.stdout, indent=1, ensure_ascii=False, allow_nan=False)
+    print()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cachedit.cli.parser import Parser
+from cachedit.cli.parser import Parser, print_json
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -37,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         for name, cls in sorted(Strategy.registry.items())
     ]
     if arguments.json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
+        print_json(rows)
         return 0
     if arguments.markdown:
         print("\n".join(_markdown(rows)))

@@ -33,7 +33,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     configurations = _configurations(
         arguments.strategy or ["magcache"], parse_options(arguments.option), arguments.profile
     )
-    prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts)
+    prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.model is None)
     for flag in ("json", "picture"):
         if getattr(arguments, flag):
             check_target(getattr(arguments, flag), f"--{flag}")

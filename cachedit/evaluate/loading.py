@@ -5,12 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import torch
 
-DEFAULT_COUNT = 6  # keeps a demo of the sample well below a minute and a half on two cores
+from cachedit.evaluate.ranks import own_device
+from cachedit.samples import prompts as sample_prompts
+
+DEFAULT_COUNT = 6  # of shipped prompts: keeps a demo of the sample well below a minute and a half on two cores
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -19,11 +23,11 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
 
     Args:
         model: a folder that ``save_pretrained`` wrote, or a hub id.
-        device: where it runs; None: the accelerator if there is one.
+        device: where it runs; None: the accelerator if there is one. See ``own_device``.
         dtype: name of its floating type; None: float32 on the CPU, bfloat16 elsewhere.
 
     Raises:
-        ValueError: it cannot be loaded, with the reason.
+        ValueError: it cannot be loaded, or not there, with the reason.
     """
     from diffusers import DiffusionPipeline
 
@@ -34,7 +38,7 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
         raise ValueError(
             f"model {model} {found}. Allowed: a folder that pipe.save_pretrained wrote, or a hub id such as owner/name."
         )
-    place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    place = own_device(device)
     kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
         with _quiet():
@@ -48,33 +52,41 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     return pipe.to(place)
 
 
-def load_prompts(file: str | None, prompts: list[str] | None, count: int | None) -> list[str]:
+def load_prompts(file: str | None, prompts: list[str] | None, count: int | None, sample: bool = True) -> list[str]:
     """The prompts to run.
 
     Args:
         file: a text file with one prompt per line; empty lines are skipped.
-        prompts: given one by one; with neither, those of the sample model.
-        count: use the first ``count``; None: all that were given, or six of the sample's.
+        prompts: given one by one.
+        count: use the first ``count``; None: all that were given, or six of the shipped ones.
+        sample: with neither file nor prompts, those of the sample model; else the shipped set for any image or video
+            model.
 
     Raises:
         ValueError: there are none, or fewer than ``count``.
         OSError: the file cannot be read.
     """
     if file is not None:
-        lines = Path(file).read_text(encoding="utf-8").splitlines()
-        chosen = [line.strip() for line in lines if line.strip()]
+        chosen = _lines(Path(file).read_text(encoding="utf-8"))
     elif prompts:
         chosen = prompts
     else:
-        from cachedit.samples import prompts as of_sample
-
-        chosen = of_sample("image")
+        chosen = sample_prompts("image") if sample else shipped_prompts()
         count = DEFAULT_COUNT if count is None else count
     if not chosen:
         raise ValueError(f"{file} holds no prompts. Allowed: one prompt per line.")
     if count is not None and count > len(chosen):
         raise ValueError(f"--num-prompts is {count} and there are {len(chosen)} prompts. Allowed: 1 to {len(chosen)}.")
     return chosen[:count]
+
+
+def shipped_prompts() -> list[str]:
+    """Sixteen prompts for image and video models: people, animals, places, text, styles and movement, mixed."""
+    return _lines((resources.files("cachedit.evaluate") / "prompts.txt").read_text(encoding="utf-8"))
+
+
+def _lines(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 @contextmanager
