@@ -1,14 +1,17 @@
 """``cachedit profile``, and where ``cachedit calibrate`` puts what it measured, how it is interrupted and refused."""
 
 import contextlib
+import functools
 import io
 import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from diffusers import CogView4Pipeline
 from test_cli import model, refusal  # noqa: F401  (a fixture)
 from test_demo import tiny_pipeline
 
@@ -266,32 +269,66 @@ class TestCalibrateIntoTheFolder:
 
 
 class TestInterruptAndProcesses:
-    def interrupted(self, monkeypatch, keeps: bool) -> None:
-        def calibrate(*_: object, checkpoint: Path, **__: object) -> Profile:
-            if keeps:
-                checkpoint.write_text("half", encoding="utf-8")
+    WORDS = ("--prompt", "red star", "blue moon", "--steps", "10", "--strategy", "lemica")
+
+    def interrupt(self, patch, at: int) -> None:
+        """Ctrl-C when that many steps are done."""
+
+        @contextlib.contextmanager
+        def progress_bar():
+            def progress(done: int, total: int, text: str) -> None:
+                if done == at:
+                    raise KeyboardInterrupt
+
+            yield progress
+
+        patch.setattr("cachedit.evaluate.progress.progress_bar", progress_bar)
+
+    def count_runs(self, patch) -> list[str]:
+        """A list that gets the prompt of every run of the pipeline."""
+        runs: list[str] = []
+        call = CogView4Pipeline.__call__
+
+        @functools.wraps(call)
+        def counted(*args: object, **options: object) -> object:
+            runs.append(str(options["prompt"]))
+            return call(*args, **options)
+
+        patch.setattr(CogView4Pipeline, "__call__", counted)
+        return runs
+
+    def test_it_says_how_to_go_on_and_ends_where_it_would_have(self, model, folder, capsys, monkeypatch):  # noqa: F811
+        runs = self.count_runs(monkeypatch)
+        assert main(["calibrate", model, "-o", "whole.json", *self.WORDS]) == 0
+        whole = len(runs)
+        capsys.readouterr()
+        words = ["calibrate", model, "-o", "my.json", *self.WORDS]
+        with pytest.MonkeyPatch.context() as patch:
+            self.interrupt(patch, at=35)  # two watched runs of ten steps are whole, and one of lemica's own
+            assert main(words) == 130
+            told = f"cachedit: interrupted. Go on where it stopped: {shlex.join(['cachedit', *words])} --resume\n"
+            assert capsys.readouterr() == ("", told)
+            self.interrupt(patch, at=45)
+            assert main([*words, "--resume"]) == 130
+            assert capsys.readouterr() == ("", told)
+        assert not Path("my.json").exists()
+        assert "holds 4 finished units of an interrupted calibration" in refusal(capsys, *words)
+        runs.clear()
+        assert main([*words, "--resume"]) == 0
+        capsys.readouterr()
+        assert len(runs) == whole - 4
+        assert sorted(path.name for path in Path().iterdir()) == ["my.json", "whole.json"]
+        out = printed(capsys, "profile", "diff", "my.json", "whole.json", code=1)
+        assert [line.split(":")[0] for line in out.splitlines()] == ["command"]
+        assert "--resume" not in out
+
+    def test_nothing_was_kept(self, model, folder, capsys, monkeypatch):  # noqa: F811
+        def calibrate(*_: object, **__: object) -> Profile:
             raise KeyboardInterrupt
 
         monkeypatch.setattr("cachedit.calibration.calibrate", calibrate)
-
-    def test_it_says_how_to_go_on(self, model, folder, capsys, monkeypatch):  # noqa: F811
-        self.interrupted(monkeypatch, keeps=True)
-        words = ["calibrate", model, "-o", "my.json", "--prompt", "red star"]
-        assert main(words) == 130
-        out, err = capsys.readouterr()
-        assert out == ""
-        way = f"cachedit calibrate {model} -o my.json --prompt 'red star' --resume"
-        assert err == f"cachedit: interrupted. Go on where it stopped: {way}\n"
-        assert not Path("my.json").exists()
-        message = refusal(capsys, *words)
-        assert "my.json.checkpoint is what an interrupted calibration measured" in message
-        assert main([*words, "--resume"]) == 130
-        assert capsys.readouterr().err.rstrip().endswith(way)
-
-    def test_nothing_was_kept(self, model, folder, capsys, monkeypatch):  # noqa: F811
-        self.interrupted(monkeypatch, keeps=False)
         assert main(["calibrate", model, "-o", "my.json"]) == 130
-        assert capsys.readouterr().err == "cachedit: interrupted. Nothing had been kept yet; start it again\n"
+        assert capsys.readouterr().err == "cachedit: interrupted. Nothing was kept\n"
 
     def test_of_several_processes_one_prints_and_writes(self, model, folder, monkeypatch):  # noqa: F811
         for rank, wanted in (("1", ""), ("0", "profile: my.json")):

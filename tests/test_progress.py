@@ -7,9 +7,8 @@ import sys
 import pytest
 import torch
 
-from cachedit.evaluate.loading import load_prompts, shipped_prompts
-from cachedit.evaluate.progress import Lines, progress_bar
-from cachedit.evaluate.ranks import is_main, own_device
+from cachedit.evaluate.loading import device_for, load_prompts, shipped_prompts
+from cachedit.evaluate.progress import Lines, is_main, progress_bar
 from cachedit.samples import prompts
 
 
@@ -95,13 +94,13 @@ class TestRanks:
         assert not is_main()
 
     def test_each_process_takes_the_device_of_its_number(self, monkeypatch):
-        monkeypatch.setattr(torch, "empty", lambda *_, **__: None)  # there is one device here
+        monkeypatch.setattr(torch, "empty", lambda *_, **__: None)  # there is no such device here
         monkeypatch.setenv("LOCAL_RANK", "3")
-        assert own_device("cuda") == torch.device("cuda", 3)
-        assert own_device("cuda:1") == torch.device("cuda", 1)
-        assert own_device("cpu") == torch.device("cpu")
+        assert device_for("cuda") == torch.device("cuda", 3)
+        assert device_for("cuda:1") == torch.device("cuda", 1)
+        assert device_for("cpu") == torch.device("cpu")
         monkeypatch.delenv("LOCAL_RANK")
-        assert own_device("cuda") == torch.device("cuda")
+        assert device_for("cuda") == torch.device("cuda")
 
 
 class TestPrompts:

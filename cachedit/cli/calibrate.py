@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from cachedit import strategies  # noqa: F401  (fills the registry)
     from cachedit.evaluate.demo import parse_options
     from cachedit.evaluate.loading import load_pipeline, load_prompts
-    from cachedit.evaluate.ranks import is_main
+    from cachedit.evaluate.progress import is_main
     from cachedit.evaluate.writing import check_replaceable, check_target, name_of, own_target
     from cachedit.samples import sample_path
     from cachedit.strategy import Strategy
@@ -54,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.output) if arguments.output else own_target(arguments.name)
     check_target(target, "-o")
     checkpoint = Path(f"{target}.checkpoint")
-    _check_checkpoint(checkpoint, arguments.resume)
     set_threads(arguments.threads, small=arguments.sample is not None)
     prompts = load_prompts(
         arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.sample is not None
@@ -66,7 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         profile = _measured(pipe, strategy, prompts, arguments, checkpoint)
     except KeyboardInterrupt:
         if is_main():
-            print(f"cachedit: interrupted. {_way_on(arguments.command, checkpoint)}", file=sys.stderr)
+            way = f"Go on where it stopped: {_begun(arguments.command)} --resume"
+            print(f"cachedit: interrupted. {way if checkpoint.exists() else 'Nothing was kept'}", file=sys.stderr)
         return 130
     if is_main():
         profile.save(target)
@@ -92,8 +93,9 @@ def _measured(
             progress=progress,
             call_options=call_options(arguments),
             name=arguments.name,
-            command=arguments.command,
+            command=_begun(arguments.command),
             checkpoint=checkpoint,
+            resume=arguments.resume,
         )
 
 
@@ -105,18 +107,9 @@ def _arrays(strategy: Strategy) -> set[str]:
     return {made for array in read for made in getattr(Measure.registry.get(array), "makes", [array])}
 
 
-def _check_checkpoint(checkpoint: Path, resume: bool) -> None:
-    if checkpoint.exists() and not resume:
-        raise ValueError(
-            f"{checkpoint} is what an interrupted calibration measured. Go on from there: add --resume. Start anew: "
-            "delete it."
-        )
-
-
-def _way_on(command: str, checkpoint: Path) -> str:
-    if not checkpoint.exists():
-        return "Nothing had been kept yet; start it again"
-    return f"Go on where it stopped: {command}{'' if '--resume' in command.split() else ' --resume'}"
+def _begun(command: str) -> str:
+    """The command that began what this one may resume; it alone says where the numbers of a profile come from."""
+    return shlex.join(word for word in shlex.split(command) if word != "--resume")
 
 
 def _report(profile: Profile, target: Path, arguments: argparse.Namespace) -> None:

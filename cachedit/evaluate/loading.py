@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from typing import Any
 
 import torch
 
-from cachedit.evaluate.ranks import own_device
 from cachedit.samples import prompts as sample_prompts
 
 DEFAULT_COUNT = 6  # of shipped prompts: keeps a demo of the sample well below a minute and a half on two cores
@@ -23,7 +23,7 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
 
     Args:
         model: a folder that ``save_pretrained`` wrote, or a hub id.
-        device: where it runs; None: the accelerator if there is one. See ``own_device``.
+        device: where it runs, see ``device_for``.
         dtype: name of its floating type; None: float32 on the CPU, bfloat16 elsewhere.
 
     Raises:
@@ -38,7 +38,7 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
         raise ValueError(
             f"model {model} {found}. Allowed: a folder that pipe.save_pretrained wrote, or a hub id such as owner/name."
         )
-    place = own_device(device)
+    place = device_for(device)
     kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
         with _quiet():
@@ -50,6 +50,31 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
         ) from error
     pipe.set_progress_bar_config(disable=True)
     return pipe.to(place)
+
+
+def device_for(device: str | None) -> torch.device:
+    """Where this process runs its model.
+
+    Args:
+        device: what was asked for; None: the accelerator if there is one. Without an index, each process of a machine
+            takes the one of its own number.
+
+    Raises:
+        ValueError: torch knows no such device, or has none here.
+    """
+    from cachedit.calibration.ranks import device_of_rank
+
+    try:
+        place = torch.device(device or device_of_rank() or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if place.type != "cpu" and place.index is None and "LOCAL_RANK" in os.environ:
+            place = torch.device(place.type, int(os.environ["LOCAL_RANK"]))
+        torch.empty(1, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise ValueError(
+            f"--device {device} cannot be used ({reason}). Allowed: cpu, or cuda where there is one."
+        ) from error
+    return place
 
 
 def load_prompts(file: str | None, prompts: list[str] | None, count: int | None, sample: bool = True) -> list[str]:

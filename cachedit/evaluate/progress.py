@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-
-from cachedit.evaluate.ranks import is_main
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,6 +17,11 @@ FILE_WIDTH = 160  # columns where the output is no terminal: a table in a log mu
 STEADY = 1800.0  # seconds over which the time left is judged: a step of a video model takes minutes
 PATIENCE = 30.0  # seconds without a line in a log
 Progress = Callable[[int, int, str], None]
+
+
+def is_main() -> bool:
+    """True in the one process of ``accelerate launch`` or torchrun that prints and writes, and in a lone one."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def console() -> Console:
