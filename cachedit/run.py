@@ -50,6 +50,7 @@ class Run:
         steps: one record per step and branch, in the order of the calls.
         cache_bytes_peak: most bytes that the histories of all branches and experts held at once.
         status: "running", "finished" or "aborted".
+        expected: what the strategy expected of this run, such as its speed-up and its quality; mostly empty.
     """
 
     strategy: str
@@ -57,6 +58,7 @@ class Run:
     steps: list[Step] = field(default_factory=list)
     cache_bytes_peak: int = 0
     status: str = "running"
+    expected: dict[str, Any] = field(default_factory=dict)
 
     @property
     def aborted(self) -> bool:
@@ -86,6 +88,14 @@ class Run:
             return None
         return statistics.median(reused) / statistics.median(computed)
 
+    @property
+    def speedup(self) -> float | None:
+        """Time of the denoiser with every call computed over what it took, by the medians; None without both kinds."""
+        if self.rho is None:
+            return None
+        reused = sum(1 for step in self.steps if not step.computed)
+        return len(self.steps) / (len(self.steps) - reused * (1 - self.rho))
+
     def _times(self, computed: bool) -> list[float]:
         return [step.ms for step in self.steps if step.ms is not None and step.computed is computed]
 
@@ -100,6 +110,7 @@ class Run:
             "strip": self.strip(),
             "nfe": self.nfe,
             "rho": self.rho,
+            "speedup": self.speedup,
             "computed_steps": self.computed_steps,
             "reused_steps": self.reused_steps,
         }
@@ -113,15 +124,23 @@ class Run:
             if step.computed:
                 reasons[step.reason] = reasons.get(step.reason, 0) + 1
         rho = "-" if self.rho is None else f"{self.rho:.3f}"
+        speedup = "-" if self.speedup is None else f"{self.speedup:.2f}x"
         rows = [
             ("strategy", self.strategy),
             ("status", self.status),
             ("steps", f"{self.strip()}  {self.nfe} of {total} computed"),
             ("rho", f"{rho}  (time of a reused call / a computed call)"),
+            ("speed-up", f"{speedup}  (of the denoiser alone)"),
             ("cache", f"{self.cache_bytes_peak:,} bytes at most"),
             ("computed because", "; ".join(f"{reason} x{count}" for reason, count in reasons.items()) or "-"),
         ]
+        if self.expected:
+            rows.insert(1, ("expected", ", ".join(f"{name} {_short(value)}" for name, value in self.expected.items())))
         return "\n".join(f"{name:17s} {value}" for name, value in rows)
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _unique(values: Iterable[int]) -> list[int]:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from cachedit.profile import Profile
 
 
+FEW_STEPS, SHORT_RUN = 4, 8  # runs of so many steps reuse nothing, or one step in a row, unless the guard is lifted
+
+
 def canonical(name: str) -> str:
     """Spelling without case, ``-`` and ``_``: "PlainCache", "plain-cache" and "plain_cache" are one name."""
     return re.sub(r"[-_\s]", "", name).lower()
@@ -212,6 +215,7 @@ class FeatureStrategy(Strategy, abstract=True):
         site: what is cached. A strategy with several, or with a choice, overrides ``sites``.
         history: number of computed residuals that are kept for the forecast.
         profile_arrays: names of the calibrated arrays that the strategy reads.
+        also_calibrated: arrays that it does not read and that are measured along, where the model allows, for others.
         needs_schedule: True if the policy must know the number of steps.
         measures_change: True if the policy looks at how much each site changed between its two newest residuals.
         signal: name of what is measured at every step (``cachedit.feature.signals``); "" for a static schedule.
@@ -221,6 +225,7 @@ class FeatureStrategy(Strategy, abstract=True):
     site: ClassVar[Site] = Stack()
     history: ClassVar[int] = 1
     profile_arrays: ClassVar[tuple[str, ...]] = ()
+    also_calibrated: ClassVar[tuple[str, ...]] = ()
     needs_schedule: ClassVar[bool] = False
     measures_change: ClassVar[bool] = False
     signal: ClassVar[str] = ""
@@ -274,6 +279,10 @@ class FeatureStrategy(Strategy, abstract=True):
 
     def check_run(self, schedule: Schedule, profile: Profile | None) -> None:
         """Raise ValueError or ProfileError if a run with this schedule is impossible; asked before its first step."""
+
+    def expected(self, schedule: Schedule, profile: Profile | None) -> Mapping[str, Any]:
+        """What is expected of a run with this schedule, for its record; empty for a strategy that expects nothing."""
+        return {}
 
     def configured(self, profile: Profile | None) -> FeatureStrategy:
         """This strategy with the options that were left open filled in from the profile."""

@@ -99,7 +99,9 @@ def calibrate(
 
 def _staged(trial: Trial, strategy: FeatureStrategy, progress: Progress | None, name: str, command: str) -> Profile:
     """Go through the stages of all measures."""
-    measures = _measures(strategy)
+    measures = _measures(strategy, strategy.profile_arrays)
+    extras = _measures(strategy, strategy.also_calibrated)
+    measures += [measure for measure in extras if trial.allows(measure.sites, measure.signal)]
     for measure in measures:
         measure.trial = trial
     stages = sorted({measure.stage for measure in measures})
@@ -116,12 +118,12 @@ def _staged(trial: Trial, strategy: FeatureStrategy, progress: Progress | None, 
     return profile
 
 
-def _measures(strategy: FeatureStrategy) -> list[Measure]:
-    """One measure for every array that the strategy reads, each once."""
-    missing = [array for array in strategy.profile_arrays if array not in Measure.registry]
+def _measures(strategy: FeatureStrategy, arrays: Sequence[str]) -> list[Measure]:
+    """One measure for all of these arrays that it makes."""
+    missing = [array for array in arrays if array not in Measure.registry]
     if missing:
         raise ValueError(f"{type(strategy).__name__} reads {', '.join(missing)}, which no measure makes")
-    return [cls(strategy) for cls in dict.fromkeys(Measure.registry[array] for array in strategy.profile_arrays)]
+    return [cls(strategy) for cls in dict.fromkeys(Measure.registry[array] for array in arrays)]
 
 
 def _sites(measures: Sequence[Measure]) -> tuple[Site, ...]:

@@ -96,8 +96,9 @@ def mean(rows: list[Any]) -> Any:
 
 def check_finite(values: list[float], what: str) -> None:
     """Raise ProfileError unless all are finite."""
-    if not all(map(math.isfinite, values)):
+    wrong = [value for value in values if not math.isfinite(value)]
+    if wrong:
         raise ProfileError(
-            f"{what} is {values}; allowed: finite numbers. The model gives non-finite or zero features there; try "
-            "another dtype."
+            f"{what} has {wrong[0]} among its {len(values)} values; allowed: finite numbers. The model gives "
+            "non-finite or zero features there; try another dtype."
         )

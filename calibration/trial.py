@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from cachedit.calibration.work import Work
+from cachedit.errors import UnsupportedModelError
 from cachedit.feature.attachment import find_denoisers
 from cachedit.feature.families import block_lists
 from cachedit.feature.place import Place, Residual
@@ -110,6 +111,15 @@ class Trial:
         """Results of units of work in the order of their keys; see ``Work.map``."""
         return self.work.map(name, keys, work)
 
+    def allows(self, sites: Sequence[Site], signal: str = "") -> bool:
+        """True if these sites of the model can be watched, and the signal heard."""
+        try:
+            attach(self.pipe, Watching(tuple(sites), signal))
+        except UnsupportedModelError:
+            return False
+        unwrap(self.pipe)
+        return True
+
     def watch(self, k: int, sites: Sequence[Site], watcher: Watcher, signal: str = "") -> torch.Tensor:
         """Run prompt ``k`` uncached, show every call of the denoiser to the watcher, and return the final latents."""
 
@@ -142,15 +152,22 @@ class Trial:
             self._uncached[k] = self._run(k)
         return self._uncached[k]
 
-    def change(self, k: int, step: int, sites: tuple[Site, ...] = (Stack(),)) -> float | None:
-        """Mean absolute change of the final latents of prompt ``k`` if the sites are reused at one step alone.
+    def change(self, k: int, step: int, sites: tuple[Site, ...] = (Stack(),)) -> tuple[float, float] | None:
+        """Mean absolute and root mean square change of the final latents if the sites are reused at one step alone.
 
-        None where that step could not be reused.
+        Args:
+            k: prompt.
+            step: at which they are.
+            sites: what is reused.
+
+        Returns:
+            None where that step could not be reused.
         """
         latents, record = self.latents(k, ReusingOnce(step, sites)), last_run(self.pipe)
         if record is None or record.reused_steps != [step]:
             return None
-        return float((latents - self.latents(k)).abs().mean())
+        difference = latents - self.latents(k)
+        return float(difference.abs().mean()), float(difference.square().mean().sqrt())
 
     def rerun(self, k: int) -> torch.Tensor:
         """Final latents of prompt ``k`` of the pipeline as it is now, with whatever hooks are on it."""

@@ -103,7 +103,7 @@ def compare(
     rows = [baseline]
     for configuration, cached in zip(configurations, shots[1:], strict=True):
         for shot, reference in zip(cached, baseline.shots, strict=True):
-            _judge(shot, reference)
+            judge(shot, reference)
         rows.append(Row.of_cache(configuration.name, cached, baseline))
     shape = tuple(_taken(baseline.shots[0]).shape)
     conditions = describe(pipe, prompts, steps, seed, repeats, options, shape)
@@ -130,7 +130,7 @@ def _measure(
         for configuration, shot in zip(configurations, column, strict=True):
             if progress is not None:
                 progress(done, total, f"{configuration.name if configuration else BASELINE}, {what}")
-            _take(pipe, configuration, shot, steps, call_options)
+            take(pipe, configuration, shot, steps, call_options)
             done += 1
     if progress is not None:
         progress(done, total, "measured")
@@ -151,7 +151,7 @@ def _check(pipe: Any, prompts: Sequence[str], steps: int, repeats: int) -> None:
         )
 
 
-def _take(pipe: Any, configuration: Configuration | None, shot: Shot, steps: int, call_options: dict[str, Any]) -> None:
+def take(pipe: Any, configuration: Configuration | None, shot: Shot, steps: int, call_options: dict[str, Any]) -> None:
     """One timed run of one prompt; the result is added to ``shot``."""
     if configuration is None:
         unwrap(pipe)
@@ -163,12 +163,13 @@ def _take(pipe: Any, configuration: Configuration | None, shot: Shot, steps: int
         # A cache that never fired is told in words in the result's note.
         warnings.filterwarnings("ignore", r"cachedit: .* reused no step", UserWarning)
         _synchronise(device)
-        start = time.perf_counter()
+        start, worked = time.perf_counter(), time.process_time()
         output = pipe(
             prompt=shot.prompt, num_inference_steps=steps, generator=generator, output_type="np", **call_options
         )
         _synchronise(device)
     shot.latencies.append(time.perf_counter() - start)
+    shot.processor.append(time.process_time() - worked)
     shot.pictures = pictures(output)
     shot.run = last_run(pipe) if configuration is not None else None
 
@@ -179,7 +180,7 @@ def _synchronise(device: torch.device) -> None:
         getattr(torch, device.type).synchronize()
 
 
-def _judge(shot: Shot, reference: Shot) -> None:
+def judge(shot: Shot, reference: Shot) -> None:
     """Quality of a cached run against the bare one of the same prompt and noise; means over pictures or frames."""
     a, b = _taken(shot), _taken(reference)
     shot.identical = torch.equal(a, b)

@@ -23,6 +23,7 @@ class Shot:
     Attributes:
         prompt, seed: what was drawn, and from which noise.
         latencies: seconds of every measured call.
+        processor: CPU seconds of this process in every measured call, which other processes do not lengthen.
         pictures: ``[N, 3, H, W]`` in [0, 1]; N > 1 for several pictures or frames.
         run: the cache's record; None for the bare pipeline.
         identical: True if the pictures equal the bare pipeline's to the last bit.
@@ -33,6 +34,7 @@ class Shot:
     prompt: str
     seed: int
     latencies: list[float] = field(default_factory=list)
+    processor: list[float] = field(default_factory=list)
     pictures: Tensor | None = None
     run: Run | None = None
     identical: bool = False

@@ -14,7 +14,7 @@ from cachedit.feature.options import Options
 from cachedit.feature.sampler import Sampler
 from cachedit.profile import Profile
 from cachedit.run import Run, Step
-from cachedit.strategy import Context, FeatureStrategy
+from cachedit.strategy import FEW_STEPS, SHORT_RUN, Context, FeatureStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from cachedit.feature.plan import Plan
     from cachedit.feature.runner import Runner
 
-FEW_STEPS, SHORT_RUN = 4, 8
 _LOCK = Lock()
 Observer = Callable[[Step, "Sequence[Place]", "Sequence[Residual | None]"], None]
 
@@ -178,6 +177,7 @@ class Session:
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         self.check_schedule("the model")
         self.strategy.check_run(self.clock.schedule, self.profile)
+        self.run.expected = dict(self.strategy.expected(self.clock.schedule, self.profile))
 
     def check_schedule(self, driven: str) -> None:
         """Raise ValueError if the strategy must know the number of steps and ``driven`` does not tell it."""

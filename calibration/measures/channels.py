@@ -33,9 +33,7 @@ class ChannelClusters(Measure):
 
     def __init__(self, strategy: FeatureStrategy) -> None:
         super().__init__(strategy)
-        rule = strategy.configured(None)
-        assert isinstance(rule, HyCa)
-        self._rule = rule
+        self._rule = (strategy if isinstance(strategy, HyCa) else HyCa()).configured(None)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -88,7 +86,8 @@ class ChannelClusters(Measure):
         )
         columns = by_cluster.T.tolist()
         solver = [column.index(min(column)) for column in columns]  # the simplest among equals
-        self.defaults = {"interval": self._rule.interval, "warmup": self._rule.warmup}
+        if isinstance(self.strategy, HyCa):
+            self.defaults = {"interval": self._rule.interval, "warmup": self._rule.warmup}
         self.notes = {"forecast_error": _compared(errors, sum(map(min, columns)))}
         return {"channel_cluster": {"all": cluster.tolist()}, "cluster_solver": {"all": solver}}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -103,11 +104,15 @@ class ModuleError(_Errors):
 class StepErrors:
     """Error of reusing, at every step of a run, what a site gave at the step before; of several branches the largest.
 
+    Args:
+        error: of two features of a site; relative L1 by default.
+
     Attributes:
-        of: site -> step -> relative L1 error; an expert's first step has none.
+        of: site -> step -> error; an expert's first step has none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, error: Callable[[Residual, Residual], float] | None = None) -> None:
+        self._error = error or relative_l1
         self.of: dict[Site, dict[int, float]] = {}
         self._previous: dict[tuple[Site, str, str], Residual] = {}
 
@@ -116,7 +121,7 @@ class StepErrors:
         for site, value in values.items():
             key, errors = (site, step.branch, step.expert), self.of.setdefault(site, {})
             if key in self._previous:
-                errors[step.index] = max(relative_l1(self._previous[key], value), errors.get(step.index, 0.0))
+                errors[step.index] = max(self._error(self._previous[key], value), errors.get(step.index, 0.0))
             self._previous[key] = value
 
 
@@ -127,6 +132,13 @@ def relative_l1(then: Residual, now: Residual) -> float:
         moved, level = float((a.float() - b.float()).abs().mean()), float(b.float().abs().mean())
         errors.append(moved / level if level > 0 else float(torch.tensor(moved > 0)) * 1e3)
     return sum(errors) / len(errors)
+
+
+def relative_l2(then: Residual, now: Residual) -> float:
+    """|then - now| / |now| over all tensors of a site together; 0 where both are zero."""
+    moved = math.hypot(*[float((a.float() - b.float()).norm()) for a, b in zip(then, now, strict=True)])
+    level = math.hypot(*[float(b.float().norm()) for b in now])
+    return moved / level if level > 0 else float(moved > 0) * 1e3
 
 
 def _rectangular(table: Table, steps: int, gaps: int) -> list[list[float]]:

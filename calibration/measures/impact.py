@@ -63,7 +63,7 @@ class Impact(Measure):
         for (place, step), change in zip(tried, changes, strict=True):
             error = errors[place].get(step, 0.0)
             if change is not None and error:
-                found[place][step] = change / error
+                found[place][step] = change[0] / error
         return {"impact": {str(place): self._row(sites[place], row) for place, row in found.items()}}
 
     @property

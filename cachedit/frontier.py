@@ -1,0 +1,111 @@
+"""What calibration measured of speed against quality, and what it predicts of other runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from cachedit.profile import Profile
+
+QUALITIES = {"psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS", "st_lpips": "st-lpips"}
+COLUMNS = ("steps", "nfe", "predictor", "criterion")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured budget.
+
+    Attributes:
+        steps, nfe: length of the runs, and how many of their steps were computed.
+        predictor, criterion: places of what did best among those of the solver.
+        cost: of the schedule, as the solver has it.
+        quality: metric -> mean over prompts, against the uncached pipeline.
+        spread: metric -> standard deviation over prompts.
+    """
+
+    steps: int
+    nfe: int
+    predictor: int
+    criterion: int
+    cost: float
+    quality: dict[str, float]
+    spread: dict[str, float]
+
+
+class Frontier:
+    """Measured points, and lines through them.
+
+    Quality is read off over the cost of the schedule, which takes other numbers of steps and other samplers along: the
+    error of the final sample is taken to be proportional to it between two points. Points of the number of steps that
+    is nearest to the run's are used, and their metrics are never extended beyond the best and the worst of them.
+
+    Args:
+        points: measured budgets.
+        reused: time of a reused step over that of a computed one.
+        outside: time of a call outside of its steps, over that of a computed step.
+    """
+
+    def __init__(self, points: Sequence[Point], reused: float, outside: float) -> None:
+        self.points, self.reused, self.outside = list(points), reused, outside
+
+    @classmethod
+    def of(cls, profile: Profile) -> Frontier | None:
+        """What a profile holds; None if it holds no frontier."""
+        table, time = profile.arrays.get("frontier"), profile.arrays.get("time")
+        if table is None or time is None:
+            return None
+        points = []
+        for k in range(len(table["nfe"])):
+            steps, nfe, predictor, criterion = (int(table[name][k]) for name in COLUMNS)
+            quality = {name: table[name][k] for name in QUALITIES if name in table}
+            spread = {name: table[f"{name}_spread"][k] for name in quality}
+            points.append(Point(steps, nfe, predictor, criterion, table["cost"][k], quality, spread))
+        return cls(points, time["reused"][0], time["outside"][0])
+
+    @cached_property
+    def metrics(self) -> list[str]:
+        """What was measured."""
+        return list(self.points[0].quality)
+
+    def near(self, steps: int) -> list[Point]:
+        """The points of the number of steps that is nearest, by ratio, from the cheapest schedule to the costliest."""
+        nearest = min({point.steps for point in self.points}, key=lambda known: abs(math.log(known / steps)))
+        return sorted([point for point in self.points if point.steps == nearest], key=lambda point: point.cost)
+
+    def point(self, steps: int, nfe: int) -> Point:
+        """The point with the nearest number of computed steps."""
+        return min(self.near(steps), key=lambda point: (abs(point.nfe - nfe), point.nfe))
+
+    def quality(self, metric: str, steps: int, cost: float) -> float:
+        """Predicted mean of a metric for a schedule of that cost."""
+        points = self.near(steps)
+        levels = [_decibel(metric, point.quality[metric]) for point in points]
+        found = np.interp(math.log(max(cost, 1e-12)), [math.log(point.cost) for point in points], levels)
+        return _value(metric, float(found))
+
+    def range(self, metric: str, steps: int) -> tuple[float, float]:
+        """The lowest and the highest measured mean of a metric."""
+        values = [point.quality[metric] for point in self.near(steps)]
+        return min(values), max(values)
+
+    def speedup(self, steps: int, nfe: int) -> float:
+        """Predicted time of a whole uncached call over that of a cached one, where the profile was measured."""
+        return (self.outside + steps) / (self.outside + nfe + (steps - nfe) * self.reused)
+
+
+def _decibel(metric: str, value: float) -> float:
+    """A metric on a scale that is linear in the logarithm of the error."""
+    if metric == "psnr":
+        return value
+    return -20 * math.log10(max(1 - value if metric == "ssim" else value, 1e-9))
+
+
+def _value(metric: str, decibel: float) -> float:
+    if metric == "psnr":
+        return decibel
+    distance = 10 ** (-decibel / 20)
+    return 1 - distance if metric == "ssim" else distance
