@@ -70,8 +70,8 @@ class Planner:
         """
         if budget < min(self.every):
             raise ValueError(
-                f"max_nfe={budget}; allowed for {self.steps} steps: {min(self.every)} to {self.steps}. With fewer, gaps "
-                f"would be wider than {self.solver.widest} steps, or were not measured."
+                f"max_nfe={budget}; allowed for {self.steps} steps: {min(self.every)} to {self.steps}. With fewer, "
+                f"gaps would be wider than {self.solver.widest} steps, or were not measured."
             )
         return self.every[max(nfe for nfe in self.every if nfe <= budget)]
 
