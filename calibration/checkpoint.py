@@ -13,6 +13,7 @@ import torch
 from cachedit.files import write_text
 
 RECORD = "calibration.json"
+LONGEST = 100  # characters of a value in an error
 
 
 class Checkpoint:
@@ -45,7 +46,7 @@ class Checkpoint:
                 )
             differing = [key for key in {**found, **self.of} if found.get(key) != self.of.get(key)]
             if units and differing:
-                told = "; ".join(f"{key} {found.get(key)!r}, now {self.of.get(key)!r}" for key in differing)
+                told = "; ".join(f"{key} {_short(found.get(key))}, now {_short(self.of.get(key))}" for key in differing)
                 raise ValueError(
                     f"{self.path} is of another calibration, which had {told}. Allowed: to resume with the same. "
                     "Calibrate as it was begun, or delete the folder to start anew."
@@ -80,3 +81,8 @@ class Checkpoint:
                 "a folder that calibrate has made, or a path where nothing is. Choose another path."
             ) from error
         return found if isinstance(found, dict) else {}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
