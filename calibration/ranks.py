@@ -12,9 +12,11 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from cachedit.errors import ProfileError
+
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # a rank that waits for another one's runs must not take it for dead
-TOLD_AS_THEY_ARE = (KeyboardInterrupt, ValueError, TypeError, OSError)  # what a command tells in one line
+TOLD_AS_THEY_ARE = (KeyboardInterrupt, ProfileError, ValueError, TypeError, OSError)  # by whoever catches them
 
 
 @dataclass(frozen=True)

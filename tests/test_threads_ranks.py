@@ -279,15 +279,15 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests)))}
 
 
-def ranks(script: Path, world: int = 2) -> list[dict[str, Any]]:
-    """Run the script in ``world`` processes, and give what each printed."""
+def ranks(script: Path, *arguments: str, world: int = 2) -> list[dict[str, Any]]:
+    """Run the script in ``world`` processes, each told its rank, their number and an address; what each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     command = [sys.executable, str(script)]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(world), address],
+            [*command, str(rank), str(world), address, *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment(),
