@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rank_parallel import LISTENING, NAMES, STATIC
+from rank_parallel import LISTENING, STATIC, THRESHOLDS
 from test_threads_ranks import ranks
 
 ORDERS = ("wrapped, then parallel", "parallel, then wrapped")
@@ -20,7 +20,7 @@ def seen() -> list[list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("strategy", [*STATIC, *LISTENING])
-@pytest.mark.parametrize("model", NAMES)
+@pytest.mark.parametrize("model", THRESHOLDS)
 def test_ranks_decide_alike_and_give_what_one_process_gives(
     seen: list[list[dict[str, Any]]], model: str, strategy: str, order: str
 ) -> None:

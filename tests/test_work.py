@@ -192,6 +192,7 @@ def test_a_checkpoint_of_another_model_is_refused(interrupted: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").touch()
     with pytest.raises(ValueError, match="thesis is no checkpoint of a calibration.*allowed.*Choose another path"):
         calibrated("magcache", checkpoint=tmp_path / "thesis", resume=True)
 
@@ -210,4 +211,14 @@ def test_resume_without_anything_to_resume_begins(tmp_path: Path) -> None:
 def test_runs_of_which_no_profile_can_be_made_are_not_kept(tmp_path: Path) -> None:
     with pytest.raises(ProfileError, match="runs of 4 steps"):
         calibrated("lemica", num_inference_steps=4, checkpoint=tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_an_interruption_before_the_first_run_is_done_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        calibrated("magcache", checkpoint=tmp_path / "kept", progress=interrupting(STEPS - 1))
+    assert not (tmp_path / "kept").exists()
+    (tmp_path / "kept").mkdir()  # what a kill between the folder and its first file leaves
+    (tmp_path / "kept" / RECORD).write_text("{}", encoding="utf-8")
+    calibrated("magcache", checkpoint=tmp_path / "kept")
     assert not (tmp_path / "kept").exists()
