@@ -37,7 +37,7 @@ class Ranks:
     def here(cls) -> Ranks:
         """Those of ``accelerate launch`` or ``torchrun``, or of a process group that is there; else this one alone."""
         if _launched() and not _grouped():
-            _join()
+            _joined()
         if not _grouped() or dist.get_world_size() == 1:
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), _talk(dist.group.WORLD))
@@ -78,6 +78,11 @@ class Ranks:
         return self.exchange(lambda: value)[0]
 
 
+def device_of_rank() -> str | None:
+    """Where a process of ``accelerate launch`` or ``torchrun`` should load its model; None for any other process."""
+    return str(_joined().device) if _launched() else None
+
+
 _KINDS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in (*TOLD_AS_THEY_ARE, RuntimeError)}
 
 
@@ -94,8 +99,8 @@ def _launched() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def _join() -> None:
-    """Let accelerate join the processes that were launched together, on their GPUs or else on CPUs."""
+def _joined() -> Any:
+    """accelerate's state of a launched process, which has joined the others on their GPUs or else on CPUs."""
     from accelerate import PartialState
 
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
@@ -105,6 +110,7 @@ def _join() -> None:
             f"{os.environ['WORLD_SIZE']} processes were launched, and accelerate finds no way for them to talk on "
             f"{state.device}; allowed: processes on GPUs or CPUs. Call torch.distributed.init_process_group before."
         )
+    return state
 
 
 @functools.lru_cache(maxsize=1)

@@ -13,7 +13,7 @@ from rank_calibration import STRATEGIES, calibrated
 from test_threads_ranks import environment, ranks
 
 import cachedit
-from cachedit.calibration.ranks import Ranks
+from cachedit.calibration.ranks import Ranks, device_of_rank
 
 SCRIPT = Path(__file__).with_name("rank_calibration.py")
 
@@ -64,9 +64,10 @@ def test_a_rank_that_fails_makes_all_fail_with_its_reason(
     assert mine[3] == theirs[3] == seen[0]["profiles"]["lemica"]
 
 
-def test_a_process_alone_is_the_main_one() -> None:
+def test_a_process_alone_is_the_main_one_and_chooses_its_device() -> None:
     assert Ranks.here() == Ranks(0, 1, None)
     assert Ranks().is_main
+    assert device_of_rank() is None
 
 
 LAUNCHED = """
@@ -74,12 +75,12 @@ import json
 from painter import Painter
 from rank_calibration import calibrated
 import cachedit
-from cachedit.calibration.ranks import Ranks
+from cachedit.calibration.ranks import Ranks, device_of_rank
 
-pipe = Painter()
+pipe, device = Painter(), device_of_rank()
 profile = calibrated("magcache", pipe)
 ranks = Ranks.here()
-print(json.dumps([ranks.index, ranks.count, pipe.prompts, profile]), flush=True)
+print(json.dumps([ranks.index, ranks.count, device, pipe.prompts, profile]), flush=True)
 """
 
 
@@ -98,8 +99,8 @@ def test_processes_of_accelerate_find_each_other(tmp_path: Path) -> None:
     found = sorted(json.loads(line) for line in printed.splitlines() if line.startswith("["))
     alone = calibrated("magcache")
     assert found == [
-        [0, 2, ["a sphere", "a cone"], alone],
-        [1, 2, ["two cubes"], alone],
+        [0, 2, "cpu:0", ["a sphere", "a cone"], alone],
+        [1, 2, "cpu:0", ["two cubes"], alone],
     ]
 
 
