@@ -6,9 +6,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from painter import Painter
 from rank_calibration import STRATEGIES, calibrated
 from test_threads_ranks import environment, ranks
 
@@ -108,3 +110,13 @@ def test_the_package_is_a_command() -> None:
     command = [sys.executable, "-m", "cachedit", "--version"]
     printed = subprocess.run(command, env=environment(), check=True, capture_output=True).stdout.decode()
     assert printed.strip() == f"cachedit {cachedit.__version__}"
+
+
+def test_ranks_that_share_one_model_are_refused() -> None:
+    pipe = Painter()
+    mesh = SimpleNamespace(get_group=lambda: "a group")
+    context = SimpleNamespace(_flattened_mesh=mesh)  # as diffusers' enable_parallelism leaves it
+    pipe.transformer.__dict__["_parallel_config"] = SimpleNamespace(context_parallel_config=context)
+    with pytest.raises(ValueError, match="share the tokens of one model.*allowed: a whole model per process"):
+        calibrated("magcache", pipe)
+    assert pipe.prompts == []
