@@ -17,6 +17,7 @@ from cachedit.calibration.ranks import Ranks
 from cachedit.calibration.tally import Progress, Tally
 from cachedit.calibration.trial import Trial
 from cachedit.calibration.work import Work
+from cachedit.errors import ProfileError
 from cachedit.feature.attachment import find, find_denoisers
 from cachedit.feature.families import block_lists
 from cachedit.feature.place import Residual
@@ -73,6 +74,27 @@ def calibrate(
     if not isinstance(found, FeatureStrategy) or not found.profile_arrays:
         raise ValueError(f"{type(found).__name__} needs no profile; wrap the pipeline with it as it is.")
     prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+    _check(pipe, prompts, num_inference_steps)
+    if resume and checkpoint is None:
+        raise ValueError("got resume=True without a checkpoint; allowed: with one. Say where the interrupted one lies.")
+    ranks = Ranks.here()
+    trial = Trial(pipe, prompts, num_inference_steps, seed, call_options, Work(ranks))
+    kept = None
+    if checkpoint is not None and ranks.is_main:
+        kept = trial.work.checkpoint = Checkpoint(checkpoint, _identity(trial, found))
+    ranks.exchange(lambda: kept.open(resume) if kept is not None else None)
+    try:
+        profile = _staged(trial, found, progress if ranks.is_main else None, name, command)
+    except ProfileError:
+        if kept is not None:
+            kept.remove()  # its runs are what is of no use, so to go on with them would end here again
+        raise
+    ranks.exchange(lambda: kept.remove() if kept is not None else None)
+    return profile
+
+
+def _check(pipe: Any, prompts: Sequence[str], num_inference_steps: int) -> None:
+    """Raise ValueError where there is nothing to measure."""
     if not prompts or num_inference_steps < 2:
         raise ValueError(
             f"got {len(prompts)} prompts and {num_inference_steps} steps; allowed: at least one prompt and two steps"
@@ -84,17 +106,6 @@ def calibrate(
             "the processes share the tokens of one model (enable_parallelism), so none sees what is to be measured; "
             "allowed: a whole model per process. Load the pipeline without parallelism to calibrate it."
         )
-    if resume and checkpoint is None:
-        raise ValueError("got resume=True without a checkpoint; allowed: with one. Say where the interrupted one lies.")
-    ranks = Ranks.here()
-    trial = Trial(pipe, prompts, num_inference_steps, seed, call_options, Work(ranks))
-    if checkpoint is not None:
-        kept = trial.work.checkpoint = Checkpoint(checkpoint, _identity(trial, found))
-        ranks.exchange(lambda: kept.open(resume) if ranks.is_main else None)
-    profile = _staged(trial, found, progress if ranks.is_main else None, name, command)
-    if checkpoint is not None:
-        ranks.exchange(lambda: kept.remove() if ranks.is_main else None)
-    return profile
 
 
 def _staged(trial: Trial, strategy: FeatureStrategy, progress: Progress | None, name: str, command: str) -> Profile:
@@ -158,7 +169,7 @@ def _measured(trial: Trial, name: str, measures: Sequence[Measure], profile: Pro
     for place, measure in enumerate(measures):
         with trial.work.tally.expecting(planned[measure]):
             found = measure.arrays([run["parts"][place] for run in runs])
-        arrays |= trial.work.ranks.exchange(lambda found=found: found)[0]  # arithmetic may differ between machines
+        arrays |= trial.work.ranks.agreed(found)
     return arrays
 
 

@@ -13,10 +13,13 @@ import torch
 from cachedit.files import write_text
 
 RECORD = "calibration.json"
+LONGEST = 100  # characters of a value in an error
 
 
 class Checkpoint:
     """A folder with one file per finished unit of work; each is complete or absent, whatever ends the process.
+
+    It is there as soon as a unit is finished.
 
     Args:
         path: the folder; the one above it must exist.
@@ -35,23 +38,23 @@ class Checkpoint:
         Raises:
             ValueError: what lies there is no checkpoint, is of another calibration, or is not to be resumed.
         """
-        if self.path.exists():
-            found = self._record()
-            units = len([*self.path.glob("*.pt")])
-            if units and not resume:
-                raise ValueError(
-                    f"{self.path} holds {units} finished units of an interrupted calibration; allowed: resume=True "
-                    "(--resume) to go on with them, or another folder. Delete this one to start anew."
-                )
+        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+            return
+        found, units = self._record(), len([*self.path.glob("*.pt")])
+        if not units:
+            self.remove()  # it ended before its first unit did
+        elif not resume:
+            raise ValueError(
+                f"{self.path} holds {units} finished units of an interrupted calibration; allowed: resume=True "
+                "(--resume) to go on with them, or another folder. Delete this one to start anew."
+            )
+        elif found != self.of:
             differing = [key for key in {**found, **self.of} if found.get(key) != self.of.get(key)]
-            if units and differing:
-                told = "; ".join(f"{key} {found.get(key)!r}, now {self.of.get(key)!r}" for key in differing)
-                raise ValueError(
-                    f"{self.path} is of another calibration, which had {told}. Allowed: to resume with the same. "
-                    "Calibrate as it was begun, or delete the folder to start anew."
-                )
-        self.path.mkdir(exist_ok=True)
-        write_text(self.path / RECORD, json.dumps(self.of, indent=1) + "\n")
+            told = "; ".join(f"{key} {_short(found.get(key))}, now {_short(self.of.get(key))}" for key in differing)
+            raise ValueError(
+                f"{self.path} is of another calibration, which had {told}. Allowed: to resume with the same. "
+                "Calibrate as it was begun, or delete the folder to start anew."
+            )
 
     def load(self, name: str) -> dict[str, Any] | None:
         """What was saved under a name; None if nothing was."""
@@ -63,13 +66,17 @@ class Checkpoint:
 
     def save(self, name: str, data: dict[str, Any]) -> None:
         """Write plain data and tensors in one step, in the place of what was saved under the name."""
+        if not (self.path / RECORD).exists():
+            self.path.mkdir(exist_ok=True)
+            write_text(self.path / RECORD, json.dumps(self.of, indent=1) + "\n")
         part = self.path / f"{name}.part"
         torch.save(data, part)
         part.replace(part.with_suffix(".pt"))
 
     def remove(self) -> None:
-        """The profile is made."""
-        shutil.rmtree(self.path)
+        """Nothing is left to go on with."""
+        if self.path.exists():
+            shutil.rmtree(self.path)
 
     def _record(self) -> dict[str, Any]:
         try:
@@ -80,3 +87,8 @@ class Checkpoint:
                 "a folder that calibrate has made, or a path where nothing is. Choose another path."
             ) from error
         return found if isinstance(found, dict) else {}
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
+
+from cachedit.errors import ProfileError
 
 T = TypeVar("T")
 PATIENCE = timedelta(days=30)  # a rank that waits for another one's runs must not take it for dead
-TOLD_AS_THEY_ARE = (KeyboardInterrupt, ValueError, TypeError, OSError)  # what a command tells in one line
+TOLD_AS_THEY_ARE = (KeyboardInterrupt, ProfileError, ValueError, TypeError, OSError)  # by whoever catches them
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,8 @@ class Ranks:
     @classmethod
     def here(cls) -> Ranks:
         """Those of ``accelerate launch`` or ``torchrun``, or of a process group that is there; else this one alone."""
-        _join()
+        if _launched() and not _grouped():
+            _joined()
         if not _grouped() or dist.get_world_size() == 1:
             return cls()
         return cls(dist.get_rank(), dist.get_world_size(), _talk(dist.group.WORLD))
@@ -69,15 +73,14 @@ class Ranks:
                 raise _KINDS[kind](f"rank {rank} of {self.count} failed: {text}")
         return [found for found, _ in shares]
 
+    def agreed(self, value: T) -> T:
+        """The main process's value, which counts for all: the arithmetic of another machine may round otherwise."""
+        return self.exchange(lambda: value)[0]
+
 
 def device_of_rank() -> str | None:
-    """Where this process should load its model; None if it is alone and may choose."""
-    _join()
-    if not _grouped():
-        return None
-    from accelerate import PartialState
-
-    return str(PartialState().device)
+    """Where a process of ``accelerate launch`` or ``torchrun`` should load its model; None for any other process."""
+    return str(_joined().device) if _launched() else None
 
 
 _KINDS: dict[str, type[BaseException]] = {kind.__name__: kind for kind in (*TOLD_AS_THEY_ARE, RuntimeError)}
@@ -91,12 +94,23 @@ def _grouped() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _join() -> None:
-    """Join the process group of a launcher, if one started this process and nobody has joined."""
-    if not _grouped() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        from accelerate import PartialState
+def _launched() -> bool:
+    """True if a launcher started this process beside others."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
-        PartialState()
+
+def _joined() -> Any:
+    """accelerate's state of a launched process, which has joined the others on their GPUs or else on CPUs."""
+    from accelerate import PartialState
+
+    on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+    state = PartialState(cpu=on_cpu or not getattr(torch, "accelerator", torch.cuda).is_available())
+    if not _grouped():
+        raise RuntimeError(
+            f"{os.environ['WORLD_SIZE']} processes were launched, and accelerate finds no way for them to talk on "
+            f"{state.device}; allowed: processes on GPUs or CPUs. Call torch.distributed.init_process_group before."
+        )
+    return state
 
 
 @functools.lru_cache(maxsize=1)

@@ -22,12 +22,19 @@ class Tally:
     def add(self, steps: int, text: str = "") -> None:
         """So many more are done; ``text`` says of what, where that has changed."""
         self.done, self._text = self.done + steps, text or self._text
-        if self._tell is not None and steps:
-            self._tell(self.done, max(self.total, self.done), self._text)
+        if steps:
+            self._say()
 
     @contextmanager
     def expecting(self, steps: int) -> Iterator[None]:
         """A stretch of work that counts in the total with so many, and is corrected to what it took."""
         before = self.done
         yield
-        self.total += self.done - before - steps
+        surplus = before + steps - self.done
+        if surplus:
+            self.total -= surplus
+            self._say()
+
+    def _say(self) -> None:
+        if self._tell is not None:
+            self._tell(self.done, max(self.total, self.done), self._text)

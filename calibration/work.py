@@ -20,7 +20,7 @@ class Work:
 
     Args:
         ranks: the processes; units are dealt to them in turns.
-        checkpoint: where the main process keeps results, opened by it; None for nowhere.
+        checkpoint: where results are kept, opened; the main process alone has one. None for nowhere.
         tally: counts steps, those of the other processes when their turn is over.
     """
 
@@ -64,12 +64,12 @@ class Work:
 
     def _kept(self, name: str, keys: Sequence[K]) -> dict[int, Unit]:
         """The units that were done before an interruption; the main process has them."""
-        if self.checkpoint is None or not self.ranks.is_main:
+        if self.checkpoint is None:
             return {}
         found = {place: self.checkpoint.load(f"{name}-{place}") for place in range(len(keys))}
         return {place: unit for place, unit in found.items() if unit is not None and unit["key"] == keys[place]}
 
     def _keep(self, name: str, units: Mapping[int, Unit]) -> None:
-        if self.checkpoint is not None and self.ranks.is_main:
+        if self.checkpoint is not None:
             for place, unit in units.items():
                 self.checkpoint.save(f"{name}-{place}", unit)

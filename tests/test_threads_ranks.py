@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import runpy
 import socket
 import subprocess
@@ -272,14 +273,25 @@ if __name__ == "__main__":
 '''
 
 
-def ranks(script: Path, world: int = 2) -> list[dict[str, Any]]:
-    """Run the script in ``world`` processes, and give what each printed."""
+def environment() -> dict[str, str]:
+    """That of a process which imports this checkout and what the tests share."""
+    tests = Path(__file__).parent
+    return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests)))}
+
+
+def ranks(script: Path, *arguments: str, world: int = 2) -> list[dict[str, Any]]:
+    """Run the script in ``world`` processes, each told its rank, their number and an address; what each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
     command = [sys.executable, str(script)]
     processes = [
-        subprocess.Popen([*command, str(rank), str(world), address], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        subprocess.Popen(
+            [*command, str(rank), str(world), address, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(),
+        )
         for rank in range(world)
     ]
     try:

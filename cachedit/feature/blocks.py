@@ -208,11 +208,11 @@ class Tap:
         """What stands for a block when these places are reused: the block itself where none of them covers it."""
         block, layout = self._blocks[i][k], self.layouts[i]
         if hollow:
-            return StandIn(block, layout, None)
+            return StandIn(block, layout, None, k == 0)
         for place, reused in zip(self.places, chosen, strict=True):
             mark = place.mark((i, k), self._group_of(i)) if reused else None
             if mark is not None:
-                return StandIn(block, layout, mark)
+                return StandIn(block, layout, mark, k == 0)
         return block
 
     def _group_of(self, i: int) -> list[int]:

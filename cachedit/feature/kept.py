@@ -28,6 +28,7 @@ class Kept:
         full: branch -> newest step at which all that it reaches was computed.
         why_missing: branch -> why it has nothing to reuse although it was computed.
         changes: site -> relative L1 change per step between its two newest residuals, of what changed most.
+        group: process group whose ranks run one model, and see one change; None for one process.
     """
 
     full: dict[str, int]
@@ -40,9 +41,9 @@ class Kept:
         strategy: FeatureStrategy,
         profile: Profile | None,
         options: Options,
-        group: Any = None,
     ) -> None:
-        self.strategy, self.profile, self.places, self.group = strategy, profile, places, group
+        self.strategy, self.profile, self.places = strategy, profile, places
+        self.group: Any = None
         self.histories = [History(strategy.depth, options.cache_device, options.cache_dtype) for _ in places]
         self._weighs = type(strategy).weights is not FeatureStrategy.weights
         self._corrects = type(strategy).correct is not FeatureStrategy.correct

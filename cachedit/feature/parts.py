@@ -17,6 +17,8 @@ from cachedit.errors import UnsupportedModelError
 from cachedit.feature.families import Family, Layout, Stream
 from cachedit.feature.place import Forecast, Residual
 
+DIVIDES = "cp_input"  # how the names of diffusers' hooks begin that divide the tokens among ranks
+
 
 class Part:
     """Consecutive blocks through which the same streams run: one residual per stream.
@@ -122,8 +124,9 @@ class Watched(Guise):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the block."""
+        received, named = _received(self.block, args, kwargs)
         for mark in self.marks:
-            mark.part.enter(args, kwargs, mark.head)
+            mark.part.enter(received, named, mark.head)
         out = self.block(*args, **kwargs)
         for mark in self.marks:
             mark.part.leave(out, mark.tail, True)
@@ -137,7 +140,7 @@ class End(Watched):
         """Run the block."""
         for mark in self.marks:
             if mark.head:
-                mark.part.enter(args, kwargs, True)
+                mark.part.enter(*_received(self.block, args, kwargs), True)
         out = self.block(*args, **kwargs)
         for mark in self.marks:
             if mark.tail:
@@ -146,10 +149,18 @@ class End(Watched):
 
 
 class StandIn(Guise):
-    """Takes a block's place and hands its streams on; the last one of a part adds the forecast residual."""
+    """Takes a block's place and hands its streams on; the last one of a part adds the forecast residual.
 
-    def __init__(self, block: nn.Module, layout: Layout, mark: Mark | None) -> None:
+    Args:
+        block: the block.
+        layout: of its list.
+        mark: where it lies in a part that is reused; None if it only hands on.
+        first: True for the first block of its list, where a model may divide its tokens among ranks.
+    """
+
+    def __init__(self, block: nn.Module, layout: Layout, mark: Mark | None, first: bool = False) -> None:
         super().__init__(block)
+        self.first = first
         self.returns = layout.returns
         self.name, self.position = layout.streams[0].name, layout.streams[0].position
         self.keeps_entry = mark is not None and mark.head and mark.part.sealed
@@ -158,6 +169,8 @@ class StandIn(Guise):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the block would, in form."""
+        if self.first:
+            args, kwargs = _received(self.block, args, kwargs)
         if self.keeps_entry:
             self.part.enter(args, kwargs, True)
         if self.returns is None:
@@ -192,7 +205,8 @@ class Probe(Guise):
         """Run the block."""
         if self.head:
             name, position = self.stream.name, self.stream.position
-            self.tap.entered = kwargs[name] if name in kwargs else args[position]
+            received, named = _received(self.block, args, kwargs)
+            self.tap.entered = named[name] if name in named else received[position]
         out = self.block(*args, **kwargs)
         if self.tail:
             ask, self.tap.ask = self.tap.ask, None
@@ -231,6 +245,19 @@ class Entry(Either):
                 return super().__call__(*args, **kwargs)
         except Reuse:
             return self.stand_in(*args, **kwargs)
+
+
+def _received(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a block gets of these arguments: this rank's tokens, if diffusers' context parallelism divides them there.
+
+    The hook that divides them is private and may be missing or named otherwise; what it gives is a view.
+    """
+    registry = getattr(block, "_diffusers_hook", None)
+    if registry is not None:
+        for name, hook in registry.hooks.items():
+            if name.startswith(DIVIDES):
+                args, kwargs = hook.pre_forward(block, *args, **kwargs)
+    return args, kwargs
 
 
 def _version(x: torch.Tensor) -> int:

@@ -40,7 +40,7 @@ class Plan:
         strategy = session.strategy
         self.listener: Listener | None = None
         if strategy.signal:
-            self.listener = Listener(strategy, kept.group)
+            self.listener = Listener(strategy)
         self.chooses = type(strategy).reuses is not FeatureStrategy.reuses
         self.simple = not self.chooses and self.listener is None and not network.ends
         self.forget()

@@ -46,8 +46,7 @@ class Runner:
         self.denoiser: Any = denoiser
         strategy, options = session.strategy, session.options
         self.network = Network(denoiser, strategy, options.blocks)
-        group = options.process_group or shared_group(denoiser)
-        self.kept = Kept(self.network.places, strategy, session.profile, options, group)
+        self.kept = Kept(self.network.places, strategy, session.profile, options)
         self.plan = Plan(self.network, self.kept, session, expert)
         self.time_name, self.time_position = find_time(self.denoiser, options.timestep_arg)
         self.label: str | None = None
@@ -281,6 +280,13 @@ class Runner:
         self.session.note_bytes()
         if self.kept.not_finite(step.index):
             self.session.warn("finite", "a residual was not finite; it is dropped, and the next step is computed.")
+
+    def refresh(self) -> None:
+        """Look again at what may have changed since the last run: the blocks, and the ranks that share the model."""
+        self.network.refresh()
+        self.kept.group = self.session.options.process_group or shared_group(self.denoiser)
+        if self.plan.listener is not None:
+            self.plan.listener.group = self.kept.group
 
     def forget(self) -> None:
         """Drop everything that belongs to a run."""

@@ -172,7 +172,7 @@ class Session:
         """Begin the record of a new run."""
         self._end()
         for runner in self.runners:
-            runner.network.refresh()
+            runner.refresh()
         self._owner = get_ident()
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         self.check_schedule("the model")

@@ -157,11 +157,14 @@ class Listener:
 
     Args:
         strategy: that decides.
+
+    Attributes:
         group: process group whose ranks run one model, so that all hear the loudest of them; None for one process.
     """
 
-    def __init__(self, strategy: FeatureStrategy, group: Any = None) -> None:
-        self.strategy, self.group = strategy, group
+    def __init__(self, strategy: FeatureStrategy) -> None:
+        self.strategy = strategy
+        self.group: Any = None
         self.where = Signal.kinds[strategy.signal].where
         self.forget()
 
