@@ -199,8 +199,9 @@ class Session:
 
     def _decide(self, runner: Runner) -> tuple[bool, str]:
         clock, steps = self.clock, self.clock.schedule.num_steps
-        if not runner.kept.full.keys() >= set(clock.known):
-            return True, "another branch has no residual"
+        for branch in clock.known:
+            if branch not in runner.kept.full:
+                return True, "another branch has no residual"
         guarded, length = self.options.few_step_guard, clock.step + 1 if steps is None else steps
         if guarded and length <= FEW_STEPS:
             return (
