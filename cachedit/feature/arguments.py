@@ -49,7 +49,8 @@ def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str
         Shape, dtype and device of the main input; how many inputs have no names, and the names of the others; the
         shapes of all in the same order.
     """
-    main, shapes, tensor = main_input(args, kwargs, time_name), [], torch.Tensor
+    main, tensor = main_input(args, kwargs, time_name), torch.Tensor
+    shapes: list[Any] = []
     for value in (*args, *kwargs.values()):  # asked at every call, so the common kinds are told apart right here
         if isinstance(value, tensor):
             shapes.append(value.shape)

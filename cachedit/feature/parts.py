@@ -6,6 +6,7 @@ returned had nothing added in between.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -148,6 +149,17 @@ class End(Watched):
         return out
 
 
+Role = tuple[tuple[tuple[str, int], ...] | None, str, int, bool, Part | None, Part | None]
+"""What a stand-in returns, name and position of its main stream, if it is the first, the parts it begins and ends."""
+
+
+@functools.cache
+def _passes_on(layout: Layout) -> Role:
+    """Role of a block between the ends of a part."""
+    stream = layout.streams[0]
+    return layout.returns, stream.name, stream.position, False, None, None
+
+
 class StandIn(Guise):
     """Takes a block's place and hands its streams on; the last one of a part adds the forecast residual.
 
@@ -160,11 +172,13 @@ class StandIn(Guise):
 
     def __init__(self, block: nn.Module, layout: Layout, mark: Mark | None, first: bool = False) -> None:
         super().__init__(block)
-        stream = layout.streams[0]
         entered = mark.part if mark is not None and mark.head and mark.part.sealed else None
         left = mark.part if mark is not None and mark.tail else None
-        # Read at once: beside a __getattr__, Python looks up every attribute the slow way.
-        self.role = layout.returns, stream.name, stream.position, first, entered, left
+        # One object, for beside a __getattr__ Python looks up attributes the slow way, and one for all blocks between
+        # the ends, for the first look at each costs a trip to memory.
+        self.role: Role = _passes_on(layout)
+        if first or entered is not None or left is not None:
+            self.role = *self.role[:3], first, entered, left
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the block would, in form."""
