@@ -18,6 +18,7 @@ from cachedit.errors import UnsupportedModelError
 from cachedit.feature.families import Family, Layout, Stream
 from cachedit.feature.place import Forecast, Residual
 
+HOOKS = "_diffusers_hook"  # looked for in a block's __dict__, as a module takes long to say that it lacks an attribute
 DIVIDES = "cp_input"  # how the names of diffusers' hooks begin that divide the tokens among ranks
 
 
@@ -141,7 +142,8 @@ class End(Watched):
         """Run the block."""
         for mark in self.marks:
             if mark.head:
-                mark.part.enter(*_received(self.block, args, kwargs), True)
+                hooked = HOOKS in self.block.__dict__
+                mark.part.enter(*(_received(self.block, args, kwargs) if hooked else (args, kwargs)), True)
         out = self.block(*args, **kwargs)
         for mark in self.marks:
             if mark.tail:
@@ -183,7 +185,7 @@ class StandIn(Guise):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the block would, in form."""
         returns, name, position, first, entered, left = self.role
-        if first:
+        if first and HOOKS in self.block.__dict__:
             args, kwargs = _received(self.block, args, kwargs)
         if entered is not None:
             entered.enter(args, kwargs, True)
@@ -269,7 +271,7 @@ def _received(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
     The hook that divides them is private and may be missing or named otherwise; what it gives is a view.
     """
-    registry = block.__dict__.get("_diffusers_hook")  # a module takes long to say that it has no such attribute
+    registry = block.__dict__.get(HOOKS)
     if registry is not None:
         for name, hook in registry.hooks.items():
             if name.startswith(DIVIDES):
