@@ -280,8 +280,11 @@ class FeatureStrategy(Strategy, abstract=True):
     def check_run(self, schedule: Schedule, profile: Profile | None) -> None:
         """Raise ValueError or ProfileError if a run with this schedule is impossible; asked before its first step."""
 
-    def expected(self, schedule: Schedule, profile: Profile | None) -> Mapping[str, Any]:
-        """What is expected of a run with this schedule, for its record; empty for a strategy that expects nothing."""
+    def expected(self, ctx: Context) -> Mapping[str, Any]:
+        """What is expected of a run, for its record; asked before its first step, after ``check_run``.
+
+        ``ctx`` tells the schedule, the profile, and the steps of the first expert where they are known.
+        """
         return {}
 
     def configured(self, profile: Profile | None) -> FeatureStrategy:

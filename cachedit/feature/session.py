@@ -177,7 +177,11 @@ class Session:
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         self.check_schedule("the model")
         self.strategy.check_run(self.clock.schedule, self.profile)
-        self.run.expected = dict(self.strategy.expected(self.clock.schedule, self.profile))
+        start, steps = self.expert_span(self.runners[0].plan)
+        ctx = Context(
+            schedule=self.clock.schedule, profile=self.profile, expert_start=max(start, 0), expert_steps=steps
+        )
+        self.run.expected = dict(self.strategy.expected(ctx))
 
     def check_schedule(self, driven: str) -> None:
         """Raise ValueError if the strategy must know the number of steps and ``driven`` does not tell it."""
