@@ -135,34 +135,27 @@ class Auto(FeatureStrategy):
         cached = self.cached or known.get("cached", "stack")
         return replace(self, predictor=predictor, criterion=criterion, terms=terms, cached=cached, **target)
 
-    def check_run(self, schedule: Schedule, profile: Profile | None) -> None:
-        """Raise ValueError or ProfileError if the steps of this run do not allow the target."""
-        assert profile is not None
-        self.plan(schedule, profile)
-
     def should_compute(self, ctx: Context) -> bool:
         """The steps of the plan."""
-        assert ctx.profile is not None
-        return ctx.step in self.plan(ctx.schedule, ctx.profile, _handover(ctx)).computed
+        return ctx.step - ctx.run_start in self.plan(*_place(ctx)).computed
 
     def weights(self, ctx: Context) -> Sequence[float]:
         """Those of the plan's predictor for what is kept."""
-        assert ctx.profile is not None
-        place, kept = (ctx.schedule, ctx.profile, _handover(ctx)), tuple(ctx.computed_steps)
+        schedule, profile, handover = place = _place(ctx)
+        (*kept, step) = steps = tuple(k - ctx.run_start for k in (*ctx.computed_steps, ctx.step))
 
         def solved() -> list[float]:
-            return self.planner(*place).solver.weights(self.plan(*place).predictor, kept, ctx.step)
+            return self.planner(*place).solver.weights(self.plan(*place).predictor, kept, step)
 
-        return ctx.profile.once((self, "weights", ctx.schedule, place[2], kept, ctx.step), solved)
+        return profile.once((self, "weights", schedule, handover, steps), solved)
 
     def expected(self, ctx: Context) -> Mapping[str, Any]:
         """The plan, and what the frontier says of it.
 
         Raises:
-            ValueError: the target is out of reach because of the second expert, whose first step is computed.
+            ValueError, ProfileError: the steps of this run, or the frontier, do not allow the target.
         """
-        assert ctx.profile is not None
-        place = (ctx.schedule, ctx.profile, _handover(ctx))
+        place = _place(ctx)
         plan, planner = self.plan(*place), self.planner(*place)
         found: dict[str, Any] = {"computed_steps": len(plan.computed), "predictor": plan.predictor}
         if planner.frontier is not None:
@@ -172,7 +165,13 @@ class Auto(FeatureStrategy):
         return found
 
     def planner(self, schedule: Schedule, profile: Profile, handover: int | None = None) -> Planner:
-        """What plans are taken from. ``handover``: first step of a second expert, None without one."""
+        """What plans are taken from.
+
+        Args:
+            schedule: of the steps that the run makes, from 0.
+            profile: what was calibrated.
+            handover: the first of them that a second expert makes; None without one.
+        """
         assert schedule.num_steps is not None
         last, terms = handover or schedule.num_steps, self.depth
         return profile.once(
@@ -202,5 +201,8 @@ def _terms(point: Any) -> int:
     return [*PREDICTORS.values()][point.predictor]
 
 
-def _handover(ctx: Context) -> int | None:
-    return ctx.expert_start or ctx.expert_steps
+def _place(ctx: Context) -> tuple[Schedule, Profile, int | None]:
+    """The schedule from the first step of the run on, the profile, and where a second expert takes over in it."""
+    assert ctx.profile is not None
+    handover = (ctx.expert_start or ctx.expert_steps or 0) - ctx.run_start
+    return ctx.schedule.rest(ctx.run_start), ctx.profile, handover if handover > 0 else None
