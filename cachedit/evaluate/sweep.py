@@ -22,7 +22,7 @@ from cachedit.errors import ProfileError
 from cachedit.evaluate.compare import Configuration, judge, take
 from cachedit.evaluate.comparison import Shot
 from cachedit.evaluate.conditions import device_name
-from cachedit.evaluate.metrics import MetricUnavailable, lpips, mean_psnr
+from cachedit.evaluate.metrics import MetricUnavailable, lpips, mean_psnr, psnr
 from cachedit.feature.attachment import find_denoisers
 from cachedit.frontier import QUALITIES
 from cachedit.paths import CRITERIA
@@ -35,6 +35,7 @@ from cachedit.wrap import last_run, unwrap
 BUDGETS = 10  # per number of steps, in equal ratios
 HIGHEST = 0.75  # of the steps: with more of them computed there is little to gain
 PROMISING = 2.0  # times the lowest expected cost: a predictor that is worse than that is not tried
+IDENTICAL = 1e3  # dB that stand for the infinite PSNR of equal pictures, as JSON has no infinity
 SCREENED = 3  # prompts on which the promising ones are tried
 
 
@@ -88,7 +89,10 @@ def measure_frontier(
         ranks.exchange(lambda: kept.open(resume) if ranks.is_main else None)
     sweep.work.tally = Tally(progress if ranks.is_main else None, sum(map(sweep.expected_steps, steps)))
     try:
-        measured = [sweep.measure(count) for count in steps]
+        measured = []
+        for count in steps:
+            with sweep.work.tally.expecting(sweep.expected_steps(count)):
+                measured.append(sweep.measure(count))
     finally:
         unwrap(pipe)
     if checkpoint is not None:
@@ -170,11 +174,13 @@ class Sweep:
         return schedule, sum(step.expert == steps_of_run[0].expert for step in steps_of_run)
 
     def _try(self, steps: int, key: tuple[int, str, str, int]) -> float:
-        """PSNR of one way on one prompt; 1000 where nothing differs."""
+        """PSNR of one way on one prompt."""
         nfe, predictor, criterion, k = key
         shot = self._take(steps, k, Way(nfe, predictor, criterion).strategy)
-        judge(shot, self._baseline(steps, k))
-        return min(shot.psnr or 0.0, 1e3)
+        baseline = self._baseline(steps, k)
+        assert shot.pictures is not None
+        assert baseline.pictures is not None
+        return min(mean_psnr(psnr(shot.pictures, baseline.pictures).tolist()), IDENTICAL)
 
     def _measure(self, steps: int, ways: Sequence[Way], k: int) -> dict[str, Any]:
         """One prompt: seconds without a cache, also of a run of a quarter of the steps, and every way."""
@@ -275,7 +281,7 @@ def _summary(qualities: Sequence[dict[str, float]], metrics: Sequence[str]) -> d
     found = {}
     for name in metrics:
         values = [one[name] for one in qualities if one[name] != math.inf]
-        found[name] = statistics.fmean(values) if values else 1e3
+        found[name] = statistics.fmean(values) if values else IDENTICAL
         found[f"{name}_spread"] = statistics.pstdev(values) if values else 0.0
     return found
 
