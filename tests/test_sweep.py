@@ -19,8 +19,10 @@ from test_demo import tiny_pipeline
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
 from cachedit.calibration import calibrate
-from cachedit.calibration.measures import channels
+from cachedit.calibration.measures import channels, distance
 from cachedit.calibration.measures.channels import ChannelClusters
+from cachedit.calibration.measures.distance import Distance
+from cachedit.calibration.work import Work
 from cachedit.evaluate import sweep
 from cachedit.evaluate.compare import Configuration, compare, take
 from cachedit.evaluate.metrics import MetricUnavailable
@@ -28,8 +30,10 @@ from cachedit.evaluate.sweep import Sweep, _budgets, _promising, _summary, _time
 from cachedit.feature.attachment import find
 from cachedit.frontier import Frontier
 from cachedit.paths import CRITERIA
+from cachedit.run import Run, Step
 from cachedit.solver import PREDICTORS, Solver
 from cachedit.strategies.auto import Auto
+from cachedit.strategy import Stack
 
 STEPS = 10
 SIZE = {"height": 32, "width": 32}
@@ -310,6 +314,19 @@ def test_a_metric_that_some_prompts_lack_is_left_out(
     assert "lpips" not in measured(PROMPTS[:2]).arrays["frontier"]
 
 
+def test_the_schedule_and_the_second_expert_are_read_off_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = ["transformer", "transformer", "transformer_2"]
+    steps = [
+        Step(index, 900.0 - index, 0.9 - index / 10, branch, expert, computed=True)
+        for index, expert in enumerate(experts)
+        for branch in ("cond", "uncond")
+    ]
+    monkeypatch.setattr(sweep, "last_run", lambda _: Run("auto", 3, steps))
+    monkeypatch.setattr(Sweep, "_take", lambda *_: None)
+    found = Sweep(pipe(), calibrated(), PROMPTS, 0, {}, Work())._schedule(3)
+    assert found == (Schedule(3, (900.0, 899.0, 898.0), (0.9, 0.8, 0.7)), 2)
+
+
 def test_nothing_to_measure_is_refused() -> None:
     with pytest.raises(ValueError, match="got no prompts"):
         measure_frontier(pipe(), calibrated(), [], [STEPS])
@@ -387,3 +404,31 @@ def test_distances_by_hand() -> None:
     wanted = [(a - b) ** 2 / unit for a, b in itertools.combinations(level, 2)]
     assert profile.arrays["residual_distance"]["0"] == pytest.approx(wanted, rel=1e-3)
     assert profile.axes["residual_distance"] == ["pair"]
+
+
+def test_a_branch_that_is_not_called_at_some_steps_keeps_its_feature_there() -> None:
+    """Guidance that ends early leaves one branch with fewer steps; tables of all branches have one size."""
+    measure = Distance(Auto())
+    measure.start(0)
+    for branch, values in {"cond": {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}, "uncond": {1: 2.0, 2: 4.0}}.items():
+        for index, value in values.items():
+            step = Step(index, None, None, branch, "transformer", computed=True)
+            measure.watch(step, {Stack(): (torch.tensor([[value]]), torch.tensor([0.0]))})
+    found = measure.arrays([measure.stop()])
+    unit = (4 + 4 + 16 + 16) / 4
+    assert found["residual_square"]["uncond"] == [4 / unit, 4 / unit, 16 / unit, 16 / unit]
+    assert found["residual_distance"]["uncond"] == [0.0, 4 / unit, 4 / unit, 4 / unit, 4 / unit, 0.0]
+    assert found["residual_distance"]["cond"] == pytest.approx([x / 7.5 for x in (1, 4, 9, 1, 4, 1)], rel=1e-5)
+
+
+def test_of_a_large_feature_a_sample_stands_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same numbers at every step, so what does not change is at no distance."""
+    monkeypatch.setattr(distance, "SAMPLED", 64)
+    measure, feature = Distance(Auto()), torch.randn(1000, generator=torch.Generator().manual_seed(0))
+    measure.start(0)
+    for index, factor in enumerate((1.0, 1.0, 2.0)):
+        step = Step(index, None, None, "cond", "transformer", computed=True)
+        measure.watch(step, {Stack(): (factor * feature,)})
+    found = measure.arrays([measure.stop()])
+    assert found["residual_square"]["cond"] == pytest.approx([0.5, 0.5, 2.0])  # 1, 1 and 4 in units of 2
+    assert found["residual_distance"]["cond"] == pytest.approx([0.0, 0.5, 0.5])
