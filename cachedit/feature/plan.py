@@ -60,6 +60,7 @@ class Plan:
             start, steps = self.session.expert_span(self)
             context = self._context = Context(
                 schedule=clock.schedule,
+                run_start=self.session.run_start,
                 computed_steps=self.computed,
                 profile=profile,
                 expert=self.expert,
