@@ -27,6 +27,8 @@ def settings_for(steps: int) -> dict[str, list[Settings]]:
     lists = [schedules.growing(steps, *rule) for rule in LISTS]
     return {
         "ABCache": [{"interval": n, "order": k} for n, k in ((2, 2), (3, 1), (4, 1))],
+        "Auto": [{"max_nfe": n} for n in (steps * 2 // 3, steps // 2, steps * 3 // 7, steps * 5 // 14)]
+        + [{"max_nfe": n, "predictor": "damped"} for n in (steps * 2 // 7, steps * 3 // 14)],
         "CacheQuant": [{"interval": n} for n in (2, 3, 4)],
         "DBCache": [{"front": 1, "warmup": 4, "threshold": t} for t in (0.1, 0.2, 0.4)],
         "DeltaCache": [{"interval": n} for n in (2, 3, 4)],
@@ -59,7 +61,7 @@ def settings_for(steps: int) -> dict[str, list[Settings]]:
     }
 
 
-ONE_PROFILE = {"lemica", "magcache", "mixcache", "profilingdit", "smoothcache", "teacache"}
+ONE_PROFILE = {"auto", "lemica", "magcache", "mixcache", "profilingdit", "smoothcache", "teacache"}
 """Strategies whose calibration measures the same whatever the settings above, so one profile serves them all."""
 
 

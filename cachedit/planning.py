@@ -119,7 +119,7 @@ class Planner:
     def _chosen(self, nfe: int) -> tuple[str, str]:
         """Predictor and criterion at a budget."""
         predictor, criterion = self._fixed
-        best_predictor, best_criterion = "fitted", "min_sum"
+        best_predictor, best_criterion = "fitted", "minimax"
         if self.frontier is not None:
             point = self.frontier.point(self.steps, nfe)
             best_predictor, best_criterion = [*PREDICTORS][point.predictor], [*CRITERIA][point.criterion]

@@ -32,6 +32,7 @@ class Profile:
         sigmas: noise level in [0, 1] of each calibrated step, not increasing. None: the arrays lie over the position
             in the schedule, first to last step.
         name: how shipped profiles are asked for ("flux-dev").
+        strategy: name of the strategy that it was calibrated for; others may read it too. "" if unknown.
         model: {"class", "fingerprint", "names"} of the denoiser; None fits every model.
         sampler: scheduler class and settings of the calibration.
         defaults: recommended options of the strategy.
@@ -41,6 +42,7 @@ class Profile:
     arrays: dict[str, dict[str, list[Any]]]
     sigmas: list[float] | None = None
     name: str = ""
+    strategy: str = ""
     model: dict[str, Any] | None = None
     sampler: dict[str, Any] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
@@ -281,7 +283,10 @@ def _check(profile: Profile) -> None:
                 raise ProfileError(f"field 'model.{key}' must be a {kind.__name__}")
         if not all(isinstance(name, str) for name in profile.model["names"]):
             raise ProfileError("field 'model.names' must be a list of texts")
-    for kind, keys in ((dict, ("sampler", "defaults", "provenance", "versions")), (str, ("name", "date", "command"))):
+    for kind, keys in (
+        (dict, ("sampler", "defaults", "provenance", "versions")),
+        (str, ("name", "strategy", "date", "command")),
+    ):
         for key in keys:
             if not isinstance(getattr(profile, key), kind):
                 raise ProfileError(f"field '{key}' must be {'an object' if kind is dict else 'a text'}")

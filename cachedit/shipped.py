@@ -115,10 +115,10 @@ def _spelled(asked: str, named: Mapping[str, T]) -> T | None:
 
 def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, arrays: Sequence[str]) -> Profile:
     """A profile that fits the model. The name of a model tells more than its fingerprint, and the user's come first."""
-    every = {name: profile for name, profile in shipped().items() if set(arrays) <= set(profile.arrays)}
+    every = _preferred({name: p for name, p in shipped().items() if set(arrays) <= set(p.arrays)}, strategy)
     fitting = [profile for profile in every.values() if profile.model and not profile.differences(fingerprint)]
     named = [profile for profile in fitting if profile.model and _names(model_name, profile.model["names"])]
-    own = _own(fingerprint, model_name, arrays, elsewhere=len(named) == 1)
+    own = _own(fingerprint, model_name, strategy, arrays, elsewhere=len(named) == 1)
     if own is not None:
         return own
     if len(named) == 1:
@@ -139,8 +139,20 @@ def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, array
     )
 
 
-def _own(fingerprint: Mapping[str, Any], model_name: str, arrays: Sequence[str], elsewhere: bool) -> Profile | None:
-    """The newest of the user's profiles that fit.
+def _preferred(profiles: Mapping[str, Profile], strategy: str) -> dict[str, Profile]:
+    """Without those of a model that another profile of the same model serves better: one made for this strategy."""
+    made_for = [profile.model for profile in profiles.values() if canonical(profile.strategy) == canonical(strategy)]
+    return {
+        name: profile
+        for name, profile in profiles.items()
+        if canonical(profile.strategy) == canonical(strategy) or profile.model not in made_for
+    }
+
+
+def _own(
+    fingerprint: Mapping[str, Any], model_name: str, strategy: str, arrays: Sequence[str], elsewhere: bool
+) -> Profile | None:
+    """The newest of the user's profiles that fit, those first that were made for the strategy.
 
     ``elsewhere``: a shipped profile bears the name of the model, so those that the user made for other names, such as
     another model of the same shape, do not count.
@@ -161,8 +173,10 @@ def _own(fingerprint: Mapping[str, Any], model_name: str, arrays: Sequence[str],
             f"{len(left)} of your profiles fit {fingerprint['class']}, and its name {model_name!r} does not decide. "
             f"Choose: profile={' or '.join(repr(entry.name) for entry, _ in left)}."
         )
-    newest, _ = max(left, key=lambda found: found[0].stamp)
-    return newest.profile
+    made_for = [
+        entry for entry, _ in left if entry.profile and canonical(entry.profile.strategy) == canonical(strategy)
+    ]
+    return max(made_for or [entry for entry, _ in left], key=lambda entry: entry.stamp).profile
 
 
 _warned: set[tuple[Path, tuple[int, int]]] = set()

@@ -184,6 +184,7 @@ def _profile(
         axes={array: names for array, names in axes.items() if names != ["step"]},
         sigmas=_sigmas(trial),
         name=name,
+        strategy=strategy.name,
         model=_model(trial.pipe),
         sampler=_sampler(trial.pipe, trial.num_inference_steps),
         defaults=found | chosen,

@@ -24,6 +24,7 @@ from cachedit.shipped import fingerprint, resolve, shipped
 WHOLE: dict[str, Any] = {
     "schema": 1,
     "name": "tiny",
+    "strategy": "mag_cache",
     "model": {"class": "Tiny", "fingerprint": {"blocks": {"blocks": 4}, "width": 32}, "names": ["me/tiny"]},
     "sampler": {"class": "FlowMatchEulerDiscreteScheduler", "num_inference_steps": 3},
     "branches": ["cond", "uncond"],

@@ -272,3 +272,24 @@ def test_without_a_network_the_message_says_so(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(ProfileError, match=r"HF_HUB_OFFLINE is set.*LocalEntryNotFoundError"):
         find_profile("hub:cachedit-tests/no-such-repository")
+
+
+# -- of several strategies ----------------------------------------------------------------------------------------
+
+
+def test_a_profile_that_was_made_for_the_strategy_comes_first(folder: Path) -> None:
+    keep(folder / "for-auto.json", "flux", strategy="auto", age=0)
+    keep(folder / "for-magcache.json", "flux", second=0.25, strategy="mag_cache", age=5)
+    assert resolve(None, FLUX, "flux", "MagCache").arrays["magnitude_ratio"]["cond"] == [1.0, 0.25]
+    assert resolve(None, FLUX, "flux", "Auto").arrays["magnitude_ratio"]["cond"] == [1.0, 0.5]
+    assert resolve(None, FLUX, "flux", "Other").arrays["magnitude_ratio"]["cond"] == [1.0, 0.5]  # the newest
+
+
+def test_of_shipped_profiles_of_one_model_the_one_for_the_strategy_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (copy.deepcopy(shipped()["flux-dev"]) for _ in range(2))
+    first.strategy, second.strategy = "mag_cache", "auto"
+    monkeypatch.setattr("cachedit.shipped.shipped", lambda: {"first": first, "second": second})
+    assert resolve(None, FLUX, "somewhere/else", "MagCache") is first
+    assert resolve(None, FLUX, "somewhere/else", "Auto") is second
+    with pytest.raises(ProfileError, match="2 shipped profiles fit"):
+        resolve(None, FLUX, "somewhere/else", "Other")
