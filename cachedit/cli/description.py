@@ -18,6 +18,7 @@ def describe(profile: Profile) -> dict[str, Any]:
     sigmas = profile.sigmas
     return {
         "name": profile.name,
+        "strategy": profile.strategy,
         "model": profile.model,
         "sampler": profile.sampler,
         "noise_levels": None if sigmas is None else {"count": len(sigmas), "first": sigmas[0], "last": sigmas[-1]},
@@ -114,6 +115,7 @@ def plot_frontier(profile: Profile, path: str) -> None:
 def _fields(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     model, levels = described["model"], described["noise_levels"]
     yield "name", described["name"] or "-"
+    yield "strategy", described["strategy"] or "-"
     if model is None:
         yield "model", "any"
     else:
