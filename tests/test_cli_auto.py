@@ -202,7 +202,7 @@ class TestTune:
     def test_measured_then_found(self, model, folder, capsys, monkeypatch):  # noqa: F811
         out, err = tuned(capsys, model, "--max-nfe", "4", "--name", "tiny", "--steps", "6")
         mine = folder / "tiny.json"
-        assert "no profile can be taken: Auto needs a profile for CogView4Transformer2DModel" in err
+        assert "no profile is found (--profile names one): Auto needs a profile for CogView4Transformer2DModel" in err
         assert f"{mine} (measured now)" in out
         assert "frontier" in Profile.load(mine).arrays
         assert f'profile="{mine}"' in Path("tiny-tuned.py").read_text(encoding="utf-8")

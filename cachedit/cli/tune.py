@@ -100,7 +100,8 @@ def _source(measuring: Measuring) -> Source:
         except ProfileError as error:
             if ranks.is_main:
                 reason = " ".join(str(error).partition(". ")[0].split())
-                print(f"cachedit: the model is measured, as no profile can be taken: {reason}", file=sys.stderr)
+                told = f"the model is measured, as no profile is found (--profile names one): {reason}"
+                print(f"cachedit: {told}", file=sys.stderr)
     return Source(measuring.profile(), os.path.abspath(measuring.target), "measured now")
 
 
