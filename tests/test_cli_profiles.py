@@ -43,6 +43,7 @@ def measured(**changes) -> Profile:
         "axes": {"error": ["step", "gap"], "frontier": ["budget"]},
         "sigmas": [1.0, 0.25],
         "name": "mine",
+        "strategy": "auto",
         "model": {"class": "Tiny", "fingerprint": {"blocks": {"blocks": 4}, "width": 32}, "names": ["tiny"]},
         "sampler": {"class": "Euler", "shift": 3.0},
         "defaults": {"threshold": 0.1},
@@ -63,6 +64,7 @@ class TestShow:
         out = printed(capsys, "profile", "show", "mine.json")
         lines = [" ".join(line.replace("│", " ").split()) for line in out.splitlines()]
         for line in (
+            "strategy auto",
             "model Tiny (blocks.blocks 4, width 32)",
             "sampler class Euler, shift 3.0",
             "noise levels 2, 1 to 0.25",

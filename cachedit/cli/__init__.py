@@ -6,10 +6,10 @@ import shlex
 import sys
 
 from cachedit import __version__
-from cachedit.cli import calibrate, demo, profile, strategies
+from cachedit.cli import calibrate, demo, profile, strategies, tune
 from cachedit.cli.parser import Parser
 
-COMMANDS = (demo, strategies, calibrate, profile)
+COMMANDS = (demo, strategies, calibrate, profile, tune)
 
 
 def main(argv: list[str] | None = None) -> int:

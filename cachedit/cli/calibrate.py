@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachedit.cli.measuring import Measuring, add_measuring
+from cachedit.cli.measuring import OF_FRONTIER, Measuring, add_measuring
 from cachedit.cli.parser import Parser, print_json
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser = commands.add_parser("calibrate", help=text, description=text, allow_abbrev=False)
     parser.set_defaults(run=run)
     parser.add_argument("--strategy", default="magcache", metavar="NAME", help="default: %(default)s")
-    parser.add_argument(
-        "--option", action="append", default=[], metavar="KEY=VALUE", help="recommended option to store; repeatable"
-    )
+    parser.add_argument("--plot", metavar="FILE.svg", help="of auto: draw the measured frontier")
     parser.add_argument("--json", action="store_true", help="print what the profile holds as JSON")
     add_measuring(parser)
 
@@ -32,9 +30,13 @@ def run(arguments: argparse.Namespace) -> int:
     from cachedit import strategies  # noqa: F401  (fills the registry)
     from cachedit.evaluate.demo import parse_options
     from cachedit.evaluate.progress import is_main
+    from cachedit.evaluate.writing import check_target
     from cachedit.strategy import Strategy
 
     measuring = Measuring(arguments, Strategy.find(arguments.strategy, parse_options(arguments.option)))
+    if arguments.plot:
+        measuring.check_of_auto("--plot")
+        check_target(arguments.plot, "--plot")
     try:
         profile = measuring.profile()
     except KeyboardInterrupt:
@@ -48,9 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _report(profile: Profile, target: Path, arguments: argparse.Namespace) -> None:
     """Print what was written, and how it is used."""
-    from cachedit.cli.description import FRONTIER, describe, print_frontier
+    from cachedit.cli.description import FRONTIER, describe, named, plot_frontier, print_frontier
     from cachedit.evaluate.progress import console
 
+    if arguments.plot:
+        plot_frontier(profile, arguments.plot)
     if arguments.json:
         print_json({"file": str(target), **describe(profile)})
         return
@@ -64,4 +68,6 @@ def _report(profile: Profile, target: Path, arguments: argparse.Namespace) -> No
     print(f"  from:     {profile.provenance['prompts']} prompts x {arguments.steps} steps, seed {arguments.seed}")
     print(f'  use it:   cachedit.wrap(pipe, "{arguments.strategy}"{found})')
     if FRONTIER in profile.arrays:
-        print_frontier(console(), profile.arrays[FRONTIER])
+        print_frontier(console(), named(profile.arrays[FRONTIER]))
+    if arguments.plot:
+        print(f"\nplot: {arguments.plot}")

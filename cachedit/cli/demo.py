@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from cachedit.cli.parser import Parser, add_inputs, positive, set_threads
+from cachedit.cli.targets import add_targets
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -18,6 +19,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--option", action="append", default=[], metavar="KEY=VALUE", help="option of cachedit.wrap; repeatable"
     )
+    add_targets(parser)
     parser.add_argument("--steps", type=positive, default=28, help="inference steps (default: %(default)s)")
     parser.add_argument("--repeats", type=positive, default=1, help="measured runs per prompt (default: %(default)s)")
     parser.add_argument("--out", default="cachedit-demo", metavar="DIR", help="of the page (default: %(default)s)")

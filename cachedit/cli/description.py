@@ -18,6 +18,7 @@ def describe(profile: Profile) -> dict[str, Any]:
     sigmas = profile.sigmas
     return {
         "name": profile.name,
+        "strategy": profile.strategy,
         "model": profile.model,
         "sampler": profile.sampler,
         "noise_levels": None if sigmas is None else {"count": len(sigmas), "first": sigmas[0], "last": sigmas[-1]},
@@ -25,11 +26,23 @@ def describe(profile: Profile) -> dict[str, Any]:
         "arrays": {
             array: _described(rows, profile.axes.get(array, ["step"])) for array, rows in profile.arrays.items()
         },
-        "frontier": profile.arrays.get(FRONTIER),
+        "frontier": named(profile.arrays[FRONTIER]) if FRONTIER in profile.arrays else None,
         "provenance": profile.provenance,
         "versions": profile.versions,
         "date": profile.date,
         "command": profile.command,
+    }
+
+
+def named(columns: Mapping[str, list[float]]) -> dict[str, list[Any]]:
+    """A frontier with predictors and criteria by name; the array holds their places."""
+    from cachedit.paths import CRITERIA
+    from cachedit.solver import PREDICTORS
+
+    names = {"predictor": [*PREDICTORS], "criterion": [*CRITERIA]}
+    return {
+        column: [names[column][int(place)] for place in values] if column in names else [*values]
+        for column, values in columns.items()
     }
 
 
@@ -66,8 +79,8 @@ def print_description(console: Console, described: Mapping[str, Any]) -> None:
         print_frontier(console, described["frontier"])
 
 
-def print_frontier(console: Console, columns: Mapping[str, list[float]]) -> None:
-    """Print what each measured budget costs: one row per budget."""
+def print_frontier(console: Console, columns: Mapping[str, list[Any]]) -> None:
+    """Print what each measured budget costs: one row per budget of what ``named`` gave."""
     from rich.table import Table
     from rich.text import Text
 
@@ -75,14 +88,34 @@ def print_frontier(console: Console, columns: Mapping[str, list[float]]) -> None
     for name in columns:
         table.add_column(Text(name), justify="right")
     for row in zip(*columns.values(), strict=True):
-        table.add_row(*(Text(f"{value:.6g}") for value in row))
+        table.add_row(*(Text(value if isinstance(value, str) else f"{value:.6g}") for value in row))
     console.print()
     console.print(table)
+
+
+def plot_frontier(profile: Profile, path: str) -> None:
+    """Draw the measured frontier as SVG.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from cachedit.evaluate.frontier_plot import frontier_svg
+    from cachedit.files import write_text
+
+    name = profile.name or "without a name"
+    if FRONTIER not in profile.arrays:
+        raise ValueError(
+            f"--plot {path}: profile {name} has no frontier; allowed: one of a calibration for auto. Measure one: "
+            "cachedit calibrate MODEL --strategy auto"
+        )
+    title = f"Speed against fidelity, as profile {name} was measured"
+    write_text(path, frontier_svg(profile.arrays[FRONTIER], title))
 
 
 def _fields(described: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     model, levels = described["model"], described["noise_levels"]
     yield "name", described["name"] or "-"
+    yield "strategy", described["strategy"] or "-"
     if model is None:
         yield "model", "any"
     else:

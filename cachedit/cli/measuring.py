@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachedit.cli.parser import Parser, add_inputs, positive, set_threads
 
 if TYPE_CHECKING:
+    from cachedit.calibration.checkpoint import Checkpoint
     from cachedit.profile import Profile
     from cachedit.strategy import Strategy
+
+OF_FRONTIER = ("frontier", "time")  # the arrays that a profile gets when its frontier is measured
 
 
 def add_measuring(parser: Parser) -> None:
@@ -33,6 +38,13 @@ def add_measuring(parser: Parser) -> None:
         metavar="N",
         help="of auto: lengths of the runs whose speed and quality are measured (default: --steps)",
     )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="option of the strategy, recommended by the profile; repeatable",
+    )
     parser.add_argument("--resume", action="store_true", help="go on where an interrupted calibration stopped")
     add_inputs(parser)
 
@@ -45,14 +57,15 @@ class Measuring:
         strategy: to be calibrated for.
 
     Attributes:
-        pipe: the pipeline.
+        model: a folder or a hub id.
+        name: of the profile.
         prompts: all that were given.
         target: file of the profile.
     """
 
     def __init__(self, arguments: argparse.Namespace, strategy: Strategy) -> None:
-        from cachedit.evaluate.loading import load_pipeline, load_prompts
-        from cachedit.evaluate.writing import check_replaceable, check_target, name_of, own_target
+        from cachedit.evaluate.loading import load_prompts
+        from cachedit.evaluate.writing import check_target, name_of, own_target
         from cachedit.samples import sample_path
 
         self.arguments, self.strategy = arguments, strategy
@@ -64,33 +77,44 @@ class Measuring:
         self.prompts = load_prompts(
             arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.sample is not None
         )
-        if self._has_frontier and len(self.prompts) < 2:
-            raise ValueError("got 1 prompt; allowed: 2 or more, as the frontier is measured on every second one")
-        self.pipe = load_pipeline(self.model, arguments.device, arguments.dtype)
-        if arguments.output is None:
-            check_replaceable(self.target, self.pipe, _arrays(strategy))
+
+    @functools.cached_property
+    def pipe(self) -> Any:
+        """The pipeline, loaded when it is asked for."""
+        from cachedit.evaluate.loading import load_pipeline
+
+        return load_pipeline(self.model, self.arguments.device, self.arguments.dtype)
 
     def profile(self) -> Profile:
-        """Measure, and write the profile."""
-        from cachedit.evaluate.progress import is_main
-        from cachedit.profile import Profile
+        """Measure, and write the profile.
 
-        if self.arguments.resume and self._sweep.exists():
-            profile = Profile.load(self.target)
-        else:
-            profile = self._calibrated(self.prompts[::2] if self._has_frontier else self.prompts)
+        Raises:
+            ValueError: what is asked for cannot be measured, or the file holds what would be lost.
+        """
+        from cachedit.evaluate.progress import is_main
+        from cachedit.evaluate.writing import check_replaceable
+
+        if self._has_frontier:
+            check_frontier(self._lengths, len(self.prompts))
+        elif self.arguments.frontier_steps:
+            self.check_of_auto("--frontier-steps")
+        if self.arguments.output is None:
+            check_replaceable(self.target, self.pipe, _arrays(self.strategy))
+        profile = self._with_frontier(self._half()) if self._has_frontier else self._calibrated(self.prompts)
         if is_main():
             profile.save(self.target)
-        if self._has_frontier:
-            profile = self._with_frontier(profile)
-            if is_main():
-                profile.save(self.target)
+            self._first_half.remove()
         return profile
+
+    def check_of_auto(self, flag: str) -> None:
+        """Raise ValueError if a flag is given that only auto has, and another strategy."""
+        if not self._has_frontier:
+            raise ValueError(f"{flag} is of auto; allowed: with --strategy auto, not with {self.strategy.name}")
 
     @property
     def way_on(self) -> str:
         """What to do after an interruption."""
-        if self._checkpoint.exists() or self._sweep.exists():
+        if any(path.exists() for path in (self._checkpoint, self._first_half.path, self._sweep)):
             return f"Go on where it stopped: {self._begun} --resume"
         return "Nothing was kept"
 
@@ -99,6 +123,11 @@ class Measuring:
         from cachedit.strategies.auto import Auto
 
         return isinstance(self.strategy, Auto)
+
+    @property
+    def _lengths(self) -> list[int]:
+        """Lengths of the runs of the frontier."""
+        return self.arguments.frontier_steps or [self.arguments.steps]
 
     @property
     def _checkpoint(self) -> Path:
@@ -112,6 +141,44 @@ class Measuring:
     def _begun(self) -> str:
         """The command that began what this one may resume; it alone says where the numbers of a profile come from."""
         return shlex.join(word for word in shlex.split(self.arguments.command) if word != "--resume")
+
+    @functools.cached_property
+    def _first_half(self) -> Checkpoint:
+        """Keeps what was calibrated until the frontier is there: the file gets a whole profile or none."""
+        from cachedit.calibration.checkpoint import Checkpoint
+        from cachedit.evaluate.demo import call_options
+
+        of = {
+            "model": self.model,
+            "strategy": repr(self.strategy),
+            "prompts": self.prompts,
+            "seed": self.arguments.seed,
+            "steps": self.arguments.steps,
+            "call options": call_options(self.arguments),
+        }
+        return Checkpoint(f"{self.target}.calibrated", of)
+
+    def _half(self) -> Profile:
+        """The calibration alone, without the frontier, perhaps from before an interruption."""
+        from cachedit.calibration.ranks import Ranks
+        from cachedit.profile import Profile
+
+        ranks = Ranks.here()
+
+        def kept() -> str | None:
+            if not ranks.is_main:
+                return None
+            self._first_half.open(self.arguments.resume)
+            found = self._first_half.load("profile")
+            return None if found is None else str(found["json"])
+
+        known = ranks.exchange(kept)[0]  # the other machines have no file
+        if known is not None:
+            return Profile.from_json(known)
+        profile = self._calibrated(self.prompts[::2])
+        if ranks.is_main:
+            self._first_half.save("profile", {"json": profile.to_json()})
+        return profile
 
     def _calibrated(self, prompts: list[str]) -> Profile:
         from cachedit.calibration import calibrate
@@ -143,7 +210,7 @@ class Measuring:
                 self.pipe,
                 profile,
                 self.prompts[1::2],
-                self.arguments.frontier_steps or [self.arguments.steps],
+                self._lengths,
                 seed=self.arguments.seed + len(self.prompts),
                 call_options=call_options(self.arguments),
                 progress=progress,
@@ -152,9 +219,26 @@ class Measuring:
             )
 
 
+def check_frontier(lengths: Sequence[int], prompts: int) -> None:
+    """Raise ValueError unless a frontier can be measured with runs of these lengths on so many prompts."""
+    from cachedit.strategy import FEW_STEPS
+
+    if min(lengths) <= FEW_STEPS:
+        raise ValueError(
+            f"the frontier is to be measured with {min(lengths)} steps; allowed: {FEW_STEPS + 1} or more, as shorter "
+            "runs reuse nothing. Give more --steps or other --frontier-steps."
+        )
+    if prompts < 2:
+        raise ValueError(
+            f"got {prompts} prompt; allowed: 2 or more, as the frontier is measured on every second one. Give more."
+        )
+
+
 def _arrays(strategy: Any) -> set[str]:
     """The arrays that a calibration for a strategy makes: what it reads, and what is measured along with that."""
     from cachedit.calibration.measure import Measure
+    from cachedit.strategies.auto import Auto
 
     read = (*getattr(strategy, "profile_arrays", ()), *getattr(strategy, "also_calibrated", ()))
-    return {made for array in read for made in getattr(Measure.registry.get(array), "makes", [array])}
+    made = {array for name in read for array in getattr(Measure.registry.get(name), "makes", [name])}
+    return made | ({*OF_FRONTIER} if isinstance(strategy, Auto) else set())

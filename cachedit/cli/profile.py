@@ -17,6 +17,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     profile = "a file, hub:org/name, or a name (cachedit profile list)"
     show = _add(actions, "show", _show, "print what a profile holds")
     show.add_argument("profile", metavar="PROFILE", help=profile)
+    show.add_argument("--plot", metavar="FILE.svg", help="draw the measured frontier")
     validate = _add(actions, "validate", _validate, "check a file; exit code 0: a whole profile, 2: not")
     validate.add_argument("file", metavar="FILE", help="the file to check")
     diff = _add(actions, "diff", _diff, "compare two profiles; exit code 0: equal, 1: not")
@@ -35,15 +36,22 @@ def _add(
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    from cachedit.cli.description import describe, print_description
+    from cachedit.cli.description import describe, plot_frontier, print_description
     from cachedit.evaluate.progress import console
+    from cachedit.evaluate.writing import check_target
     from cachedit.shipped import find_profile
 
-    described = describe(find_profile(arguments.profile))
+    profile = find_profile(arguments.profile)
+    if arguments.plot:
+        check_target(arguments.plot, "--plot")
+        plot_frontier(profile, arguments.plot)
+    described = describe(profile)
     if arguments.json:
         print_json(described)
     else:
         print_description(console(), described)
+        if arguments.plot:
+            print(f"\nplot: {arguments.plot}")
     return 0
 
 

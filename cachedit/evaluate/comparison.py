@@ -79,6 +79,7 @@ class Row:
         identical: number of prompts whose pictures equal the baseline's to the last bit.
         configuration: the strategy with all its options; "" for the baseline.
         strip: one mark per step, of the first prompt.
+        expected: what the strategy expected of the first prompt's run; mostly empty.
         note: in words, what the numbers would hide: that nothing was reused, that the strips differ. "" if nothing.
         shots: the prompts.
     """
@@ -97,6 +98,7 @@ class Row:
     identical: int | None = None
     configuration: str = ""
     strip: str = ""
+    expected: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     shots: list[Shot] = field(default_factory=list)
 
@@ -126,6 +128,7 @@ class Row:
             identical=sum(shot.identical for shot in shots),
             configuration=runs[0].strategy if runs else "",
             strip=shots[0].strip,
+            expected=shots[0].run.expected if shots[0].run is not None else {},
             note=_note(shots),
             shots=shots,
         )
@@ -143,6 +146,7 @@ class Row:
             "identical_prompts": self.identical,
             "configuration": self.configuration or None,
             "strip": self.strip or None,
+            "expected": self.expected or None,
             "note": self.note or None,
             "prompts": [shot.to_dict() for shot in self.shots],
         }

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from cachedit.cli.targets import flag, target_of
 from cachedit.evaluate.compare import Configuration, compare
 from cachedit.evaluate.loading import load_pipeline, load_prompts
 from cachedit.evaluate.page import render
@@ -31,12 +32,12 @@ def run_demo(arguments: argparse.Namespace) -> int:
         ValueError, TypeError, OSError: an input that cannot be used; the message is for the user.
     """
     configurations = _configurations(
-        arguments.strategy or ["magcache"], parse_options(arguments.option), arguments.profile
+        arguments.strategy or ["magcache"], parse_options(arguments.option), target_of(arguments), arguments.profile
     )
     prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.model is None)
-    for flag in ("json", "picture"):
-        if getattr(arguments, flag):
-            check_target(getattr(arguments, flag), f"--{flag}")
+    for name in ("json", "picture"):
+        if getattr(arguments, name):
+            check_target(getattr(arguments, name), f"--{name}")
     folder = Path(arguments.out)
     folder.mkdir(parents=True, exist_ok=True)
     pipe = load_pipeline(_model(arguments.model), arguments.device, arguments.dtype)
@@ -105,18 +106,36 @@ def _literal(text: str) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _configurations(names: list[str], options: dict[str, Any], profile: str | None) -> list[Configuration]:
-    """One configuration per strategy; an unknown name or option is refused before a model is loaded."""
-    from cachedit import strategies  # noqa: F401  (fills the registry)
+def _configurations(
+    names: list[str], options: dict[str, Any], target: dict[str, Any], profile: str | None
+) -> list[Configuration]:
+    """One configuration per strategy; an unknown name or option is refused before a model is loaded.
+
+    Args:
+        names: as they were given.
+        options: of every strategy, and of ``cachedit.wrap``.
+        target: an option more for auto, the only strategy that has it.
+        profile: for the strategies that read one.
+    """
     from cachedit.feature.options import split_options
+    from cachedit.strategies.auto import Auto
     from cachedit.strategy import Strategy
 
     own, _ = split_options(options)
-    configurations = []
+    configurations, asked = [], False
     for name in dict.fromkeys(names):
         found = Strategy.find(name, own)
+        asked |= isinstance(found, Auto)
+        added = target if isinstance(found, Auto) else {}
+        Strategy.find(found, added)
         reads_profile = bool(getattr(found, "profile_arrays", ()))
-        configurations.append(Configuration(name, options, profile if reads_profile else None))
+        configurations.append(Configuration(name, {**options, **added}, profile if reads_profile else None))
+    if target and not asked:
+        option, value = next(iter(target.items()))
+        raise ValueError(
+            f"{flag(option)} {value} is asked of auto, which is not compared; allowed: with --strategy auto, perhaps "
+            f"beside {', '.join(names)}."
+        )
     return configurations
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cachedit.evaluate.comparison import Comparison, Row, Shot
 from cachedit.evaluate.pictures import LOSSLESS_SIDE, data_uri, difference
-from cachedit.evaluate.table import CAPTION, condition_lines, header, table_cells
+from cachedit.evaluate.table import CAPTION, condition_lines, expectation, header, table_cells
 
 GAIN = 5.0
 """How many times brighter differences are drawn; the same for every picture, so that they can be compared."""
@@ -79,10 +79,13 @@ def _table(comparison: Comparison) -> str:
 
 
 def _summary(row: Row) -> str:
-    """The strip of a configuration, and what its numbers would hide."""
+    """The strip of a configuration, what it expected, and what its numbers would hide."""
     note = f'<p class="note">{escape(row.strategy)}: {escape(row.note)}</p>' if row.note else ""
-    configuration = f'<span class="caption">{escape(row.configuration)}</span>'
-    return f'<p>{escape(row.strategy)} <span class="strip">{row.strip}</span><br>{configuration}</p>{note}'
+    lines = [f'{escape(row.strategy)} <span class="strip">{row.strip}</span>']
+    if row.expected:
+        lines.append(f"expected {escape(expectation(row.expected))}")
+    lines.append(f'<span class="caption">{escape(row.configuration)}</span>')
+    return f"<p>{'<br>'.join(lines)}</p>{note}"
 
 
 def _legend(comparison: Comparison) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cachedit.evaluate.comparison import Comparison, Row
+from cachedit.frontier import QUALITIES
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 COLUMNS = ("strategy", "latency", "speed-up", "NFE", "rho", "cache", "PSNR", "SSIM")
 CAPTION = (
@@ -69,13 +72,29 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if name != "prompts":
             console.print(Text(f"{name + ':':18s} {text}"), style="dim", soft_wrap=True)
     console.print()
-    marks = str.maketrans("■□", "#.") if console.options.ascii_only else {}
     for row in comparison.cached:
         if row.strip:
-            text = f"{row.strategy}  {row.strip}  (■ computed, □ reused)"
-            console.print(Text(text.translate(marks)), soft_wrap=True)
+            console.print(marked(console, f"{row.strategy}  {row.strip}  (■ computed, □ reused)"), soft_wrap=True)
+        if row.expected:
+            console.print(Text(f"{row.strategy} expected {expectation(row.expected)}"), soft_wrap=True)
         if row.note:
             console.print(Text(f"{row.strategy}: {row.note}"), style="yellow", soft_wrap=True)
+
+
+def marked(console: Console, text: str) -> Text:
+    """A text with a strip in it, in marks that the terminal has."""
+    from rich.text import Text
+
+    return Text(text.translate(str.maketrans("■□", "#.")) if console.options.ascii_only else text)
+
+
+def expectation(expected: Mapping[str, Any]) -> str:
+    """What a strategy expected of a run: "2.03x, 12 computed steps, PSNR 56.6"."""
+    forms = {"speedup": "{:.2f}x", "computed_steps": "{} computed steps", "psnr": "PSNR {:.1f}"}
+    forms |= {metric: f"{QUALITIES[metric]} {{:.4f}}" for metric in QUALITIES if metric not in forms}
+    order = [name for name in forms if name in expected]
+    others = [f"{name} {value}" for name, value in expected.items() if name not in forms]
+    return ", ".join([*(forms[name].format(expected[name]) for name in order), *others])
 
 
 def duration(seconds: float) -> str:
