@@ -42,17 +42,17 @@ def _reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual = (leaving - entering).contiguous()
     dtype = torch.promote_types(residual.dtype, torch.float32)
-    now, left = residual.to(dtype), leaving.abs().sum(-1, dtype=dtype)
-    norm = torch.linalg.vector_norm(now, dim=-1)
+    now, scratch = residual.to(dtype), leaving.to(dtype, copy=True)  # one temporary serves all sums
+    norm, left = torch.linalg.vector_norm(now, dim=-1), scratch.abs_().sum(-1)
     if previous is None:
         none = torch.zeros_like(norm)
         return residual, torch.stack([norm, none, none, left, none, none], -1)
     before = previous.to(dtype)
-    columns = (
-        norm, torch.linalg.vector_norm(before, dim=-1), torch.linalg.vecdot(now, before), left,
-        torch.linalg.vector_norm(now - before, 1, -1), torch.linalg.vector_norm(before, 1, -1),
-    )  # fmt: skip
-    return residual, torch.stack(columns, -1)
+    previous_norm = torch.linalg.vector_norm(before, dim=-1)
+    product = torch.mul(now, before, out=scratch).sum(-1)
+    change = torch.sub(now, before, out=scratch).abs_().sum(-1)
+    total = torch.abs(before, out=scratch).sum(-1)
+    return residual, torch.stack([norm, previous_norm, product, left, change, total], -1)
 
 
 def _fake(

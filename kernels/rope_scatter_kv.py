@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
 from cachedit.kernels.kv_cache import KVCache
 from cachedit.kernels.registration import refuse_gradients, register, tl, triton
@@ -26,7 +27,7 @@ def _reference(
             step = (rows.abs().amax(-1) / 127).clamp_min(LEAST_SCALE)
             rows, scale[where] = (rows * step.reciprocal()[..., None] + 0.5).floor(), step.to(scale.dtype)
         cache[where] = rows.to(cache.dtype)
-    return q_rotated.to(q.dtype, copy=True, memory_format=torch.contiguous_format)
+    return q_rotated.to(q.dtype, copy=q_rotated is q, memory_format=torch.contiguous_format)
 
 
 def _wide(x: torch.Tensor) -> torch.dtype:
@@ -38,9 +39,8 @@ def _normed(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.T
     x = x.to(_wide(x))
     if weight is None:
         return x
-    axes = (-1,) if weight.numel() == x.shape[-1] else (-2, -1)
-    weight = weight if len(axes) == 1 else weight.reshape(x.shape[-2:])
-    return x * torch.rsqrt(x.square().mean(axes, keepdim=True) + eps) * weight.to(x.dtype)
+    rows = x if weight.numel() == x.shape[-1] else x.flatten(-2)
+    return functional.rms_norm(rows, (weight.numel(),), weight.to(x.dtype), eps).view(x.shape)
 
 
 def _rotated(x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None, interleaved: bool) -> torch.Tensor:
@@ -51,8 +51,9 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor | None, sin: torch.Tensor | None
     turned, rest = x[..., : 2 * half], x[..., 2 * half :]
     a, b = turned.unflatten(-1, (half, 2)).unbind(-1) if interleaved else turned.chunk(2, -1)
     pairs = a * c - b * s, b * c + a * s
-    turned = torch.stack(pairs, -1).flatten(-2) if interleaved else torch.cat(pairs, -1)
-    return torch.cat([turned, rest], -1)
+    if interleaved:
+        return torch.cat([torch.stack(pairs, -1).flatten(-2), rest], -1)
+    return torch.cat([*pairs, rest], -1)
 
 
 def _fake(q: torch.Tensor, *_: object) -> torch.Tensor:
