@@ -15,7 +15,8 @@ if __name__ == "kernels":
     import sys as _sys
 
     _here = _os.path.dirname(_os.path.abspath(__file__))
-    _spec = _machinery.PathFinder.find_spec(__name__, [p for p in _sys.path if _os.path.abspath(p or ".") != _here])
+    _ours = _here, _os.path.dirname(_here)  # the root's folder of that name hands over as well
+    _spec = _machinery.PathFinder.find_spec(__name__, [p for p in _sys.path if _os.path.abspath(p or ".") not in _ours])
     __version__ = "0"
     if _spec is not None and _spec.loader is not None:
         _sys.modules[__name__] = _module = _util.module_from_spec(_spec)

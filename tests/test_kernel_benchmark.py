@@ -76,6 +76,40 @@ def test_no_gpu_is_said() -> None:
 def test_the_benchmark_does_not_pass_for_another_library() -> None:
     """Its folder comes first on the path of every benchmark, and transformers looks for a library called "kernels"."""
     code = "import kernels; print([name for name in vars(kernels) if not name.startswith('_')])"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "benchmarks")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
-    assert done.stdout.strip() == "[]", done.stderr
+    for folders in ([ROOT / "benchmarks"], [ROOT / "benchmarks", ROOT], [ROOT, ROOT / "benchmarks"]):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
+        assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_the_benchmark_hands_over_to_an_installed_library(tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text("answer = 'the real one'\n")
+    for folders in ([ROOT / "benchmarks", ROOT, tmp_path], [ROOT, ROOT / "benchmarks", tmp_path]):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+        command = [sys.executable, "-c", "import kernels; print(kernels.answer)"]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd="/")
+        assert done.stdout.strip() == "the real one", done.stderr
+
+
+def test_steps_of_a_small_model_and_the_report(result: Any, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "benchmarks" / "end_to_end.py"), "--device", "cpu", "--models", "flux"]
+    command += ["--runs", "1", "--json", str(tmp_path / "steps.json")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "steps.json").read_text())["rows"]
+    assert [row["strategy"] for row in rows] == ["reuse", "forecast of three", "first block", "modules"]
+    plain, three, first, modules = (row["cache_bytes"] for row in rows)
+    assert three == 3 * plain  # of the image's stream alone, since the text's is not read after the stack
+    assert modules > first > plain
+    assert all(row["rho"] > 0 for row in rows)
+
+    (tmp_path / "results").mkdir()
+    (tmp_path / "kernels.json").write_text(json.dumps(result[1]))
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu_report.py"), str(tmp_path), str(tmp_path / "results")]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "results").iterdir()
+    assert set(json.loads(written.read_text())) == {"conditions", "kernels", "steps"}
+    assert "| forecast_1 | small |" in done.stdout
+    assert "| flux | forecast of three |" in done.stdout

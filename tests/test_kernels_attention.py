@@ -315,7 +315,7 @@ def hostile(cache: KVCache, read: torch.Tensor) -> KVCache:
     return poisoned
 
 
-@pytest.mark.parametrize("kind", ["listed", "lengths", "blocks", "bias"])
+@pytest.mark.parametrize("kind", ["listed", "lengths", "blocks", "listed blocks", "bias"])
 def test_slots_that_nobody_sees_may_hold_anything(interpreter: Any, kind: str) -> None:
     kernel, (q, cache) = interpreter("subset_kernel"), (normal(1, 3, 2, 16), filled(1, 40, 2, 16))
     hidden = torch.tensor([0.0, -math.inf, 0.5, -math.inf])
@@ -323,6 +323,10 @@ def test_slots_that_nobody_sees_may_hold_anything(interpreter: Any, kind: str) -
         "listed": ({"slots": torch.tensor([[9, 2, 30]])}, torch.tensor([2, 9, 30])),
         "lengths": ({"lengths": torch.tensor([7])}, torch.arange(7)),
         "blocks": ({"positions": torch.tensor([[3, 11, 4]]), "block": 4}, torch.arange(12)),
+        "listed blocks": (
+            {"slots": torch.tensor([[9, 30, 2, 17]]), "positions": torch.tensor([[3, 11, 4]]), "block": 4},
+            torch.tensor([9, 2]),
+        ),
         "bias": ({"bias": hidden, "frame": 10}, torch.tensor([*range(10), *range(20, 30)])),
     }[kind]
     poisoned = hostile(cache, read)
