@@ -31,11 +31,12 @@ def register(
         launch: the Triton implementation; None without Triton.
     """
     qualified = f"cachedit::{name}"
-    torch.library.define(qualified, schema)
-    torch.library.impl(qualified, "CompositeExplicitAutograd", reference)
-    if launch is not None:
-        torch.library.impl(qualified, "CUDA", launch)
-    torch.library.register_fake(qualified, fake)
+    if not hasattr(torch.ops.cachedit, name):  # else this module was imported before, and dropped
+        torch.library.define(qualified, schema)
+        torch.library.impl(qualified, "CompositeExplicitAutograd", reference)
+        if launch is not None:
+            torch.library.impl(qualified, "CUDA", launch)
+        torch.library.register_fake(qualified, fake)
     return getattr(torch.ops.cachedit, name).default
 
 
