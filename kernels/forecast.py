@@ -81,9 +81,7 @@ _operation = register(
 
 
 def forecast(
-    x: torch.Tensor | None,
-    history: Sequence[torch.Tensor],
-    weights: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    x: torch.Tensor | None, history: Sequence[torch.Tensor], weights: torch.Tensor | None = None
 ) -> torch.Tensor:
     """``x + sum_k weights[k] * history[k]``, accumulated in fp32 and rounded once.
 
@@ -103,8 +101,6 @@ def forecast(
     """
     if weights is None:
         return history[-1] if x is None else x + history[-1]  # three passes in one launch: nothing to fuse
-    if not isinstance(weights, torch.Tensor):
-        weights = torch.stack(list(weights))
     if len(history) != len(weights):
         raise ValueError(
             f"forecast got {len(history)} residuals and {len(weights)} weights; allowed: as many of one as of the "

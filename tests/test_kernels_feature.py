@@ -12,9 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import STEPS, Line, drive
 from kernel_numbers import close, normal, several
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import cachedit
 from cachedit.kernels import capture, forecast
+from zoo.models import CASES
 
 ROOT = Path(__file__).parents[1]
 SHAPES = [(1,), (1, 1, 1), (2, 5, 64), (3, 7, 37), (1, 9, 1100), (2, 3, 4, 6)]
@@ -273,3 +277,20 @@ def test_without_triton() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd="/")
     assert done.stdout.strip() == "ok", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("strategy", "operation"), [(Line(compute=(0, 1)), "forecast"), ("first_block_cache", "capture")], ids=str
+)
+def test_the_core_runs_on_them(strategy: Any, operation: str) -> None:
+    case, seen = CASES["flux"], set[str]()
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.add(str(func))
+            return func(*args, **(kwargs or {}))
+
+    model = cachedit.wrap(case.build(), strategy, num_inference_steps=STEPS)
+    with torch.no_grad(), Seen():
+        drive(model, case)
+    assert f"cachedit.{operation}.default" in seen
