@@ -22,7 +22,7 @@ from cachedit.errors import ProfileError
 from cachedit.feature.attachment import find, find_denoisers
 from cachedit.feature.families import block_lists
 from cachedit.feature.place import Residual
-from cachedit.feature.signals import shared_group
+from cachedit.feature.ranks import shared_group
 from cachedit.profile import Profile
 from cachedit.run import Step
 from cachedit.shipped import fingerprint

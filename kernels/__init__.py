@@ -15,6 +15,21 @@ if __name__ == "kernels":
         _sys.modules[__name__] = _module = _util.module_from_spec(_spec)
         _spec.loader.exec_module(_module)
 else:
-    from cachedit.kernels.forecast import forecast, low_pass
+    from cachedit.kernels.attention import cached_attention
+    from cachedit.kernels.capture import Statistics, capture
+    from cachedit.kernels.forecast import forecast
+    from cachedit.kernels.kv_cache import KVCache
+    from cachedit.kernels.low_pass import low_pass
+    from cachedit.kernels.rope_scatter_kv import rope_scatter_kv
+    from cachedit.kernels.subset_attention import subset_attention
 
-    __all__ = ["forecast", "low_pass"]
+    __all__ = [
+        "KVCache",
+        "Statistics",
+        "cached_attention",
+        "capture",
+        "forecast",
+        "low_pass",
+        "rope_scatter_kv",
+        "subset_attention",
+    ]

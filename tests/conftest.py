@@ -128,3 +128,13 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def interpreter() -> Iterator[Any]:
+    """Kernels on CPU tensors, in Triton's interpreter; gives what finds a module of the kernels by its name."""
+    pytest.importorskip("triton")
+    from kernel_builds import file, interpreted
+
+    with interpreted():
+        yield file

@@ -24,7 +24,8 @@ from torch.overrides import TorchFunctionMode
 from cachedit import Context, FeatureStrategy, UnsupportedModelError
 from cachedit.feature.blocks import Tap
 from cachedit.feature.place import Forecast
-from cachedit.feature.signals import Listener, Signal, shared_group
+from cachedit.feature.ranks import shared_group
+from cachedit.feature.signals import Listener, Signal
 from cachedit.strategy import Output, Schedule, Site, Stack
 from zoo.models import CASES, Case, count_blocks
 
@@ -582,7 +583,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import cachedit
 from cachedit import FeatureStrategy
-from cachedit.feature.signals import shared_group
+from cachedit.feature.ranks import shared_group
 from cachedit.strategy import Stack
 
 class Threshold(FeatureStrategy, abstract=True):

@@ -249,7 +249,7 @@ def test_rows_of_a_batch_equal_the_same_samples_alone(rig: Any, name: str) -> No
 def test_a_forecast_enters_the_layer(rig: Any) -> None:
     one = rig("unet-sd")
     features = [one.compute(seed)[0] for seed in range(2)]
-    forecast = Forecast([(feature,) for feature in features], weights=(torch.tensor(-1.0), torch.tensor(2.0)))
+    forecast = Forecast([(feature,) for feature in features], weights=torch.tensor([-1.0, 2.0]))
     with one.tracked(one.places[0], forecast):
         reused = one(3)
     with entering(one.model, Skip(0, 1), 2 * features[1] - features[0]):

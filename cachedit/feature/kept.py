@@ -134,7 +134,7 @@ class Kept:
         return Forecast(history, weights, low, cut, rows)
 
     def _weights(self, ctx: Context, trends: Sequence[float], device: torch.device) -> tuple[Any, Any, float]:
-        """(weights, difference of the low band's, cut) as tensors that broadcast to the residuals.
+        """(weights, difference of the low band's, cut) as tensors [K, ...] that broadcast to the residuals.
 
         They are tensors because torch.compile would build floats into the graph and make a new one at every step.
         """
@@ -144,14 +144,14 @@ class Kept:
             return None, None, 0.0
         if isinstance(self.strategy.partition, Channels):
             table = torch.tensor(rows).to(device, non_blocking=True)[self._clusters]  # [C, K]
-            return table.T.contiguous().unbind(), None, 0.0
+            return table.T.contiguous(), None, 0.0
         if isinstance(self.strategy.partition, Bands) and isinstance(rows[0], Sequence):
             low, high = torch.tensor(rows)
-            return high.unbind(), (low - high).unbind(), self.strategy.partition.cut
+            return high, low - high, self.strategy.partition.cut
         if len(trends) > 1:  # every sample by its own trend, [K, B, 1, 1]
             each = [self.strategy.weights(replace(ctx, trend=trend)) for trend in trends]
-            return torch.tensor(each).T[..., None, None].unbind(), None, 0.0
-        return torch.tensor(rows).unbind(), None, 0.0
+            return torch.tensor(each).T[..., None, None], None, 0.0
+        return torch.tensor(rows), None, 0.0
 
     def _check_channels(self, residual: Residual) -> None:
         """See that the profile's clusters are those of the channels that are kept, and take them to the device.

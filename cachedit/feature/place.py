@@ -10,7 +10,7 @@ from cachedit.kernels import forecast, low_pass
 from cachedit.strategy import Site
 
 Residual = tuple[torch.Tensor, ...]
-Weights = Sequence[torch.Tensor] | None
+Weights = torch.Tensor | None
 
 
 class Forecast:
@@ -18,7 +18,7 @@ class Forecast:
 
     Attributes:
         history: per tensor of the site, the computed ones, oldest first.
-        weights: one tensor per computed one, that broadcasts to it; None gives the newest.
+        weights: one number per computed one [K], or [K, ...] that broadcasts to them; None gives the newest.
         low: difference of the low band's weights from ``weights``; None without bands.
         cut: share of the frequencies that is low.
         correction: scale and shift, one number per channel; None leaves the sum as it is.
@@ -50,14 +50,9 @@ class Forecast:
         return total if x is None else x + total
 
 
-def _fitted(weights: Sequence[torch.Tensor], x: torch.Tensor) -> Weights:
-    """Weights of every sample or channel on the device of ``x``, repeated where the model folds frames into samples."""
-    if not weights[0].ndim:
-        return weights
-    fitted = [weight.to(x.device, non_blocking=True) for weight in weights]
-    if fitted[0].ndim > 1:
-        fitted = [weight.repeat_interleave(len(x) // len(weight), 0) for weight in fitted]
-    return fitted
+def _fitted(weights: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Weights of every sample are repeated where the model folds frames into samples."""
+    return weights if weights.ndim < 3 else weights.repeat_interleave(len(x) // weights.shape[1], 1)
 
 
 def along_channels(row: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,8 @@ from cachedit.feature.network import Network
 from cachedit.feature.outputs import second_half
 from cachedit.feature.parts import Ask
 from cachedit.feature.plan import Plan
+from cachedit.feature.ranks import shared_group
 from cachedit.feature.session import Session
-from cachedit.feature.signals import shared_group
 from cachedit.run import Step
 from cachedit.strategy import Module
 

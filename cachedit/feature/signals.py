@@ -7,17 +7,17 @@ Features are copied before they are kept: models and pipelines write into theirs
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed
-from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.outputs import tensors_of
+from cachedit.kernels import capture
 from cachedit.strategy import Context, FeatureStrategy
 
 Rows = tuple[torch.Tensor, ...]
@@ -81,8 +81,8 @@ class FirstBlocks(Signal, name="first_blocks"):
 
     def measure(self, entered: Any, left: Any, samples: int | None) -> torch.Tensor:
         """``mean |d_i - d_a| / mean |d_a|``, a the last computed step."""
-        self._now = _residual(entered, left, samples)
-        return _change(self._now, self._computed)
+        self._now, change = _captured(entered, left, samples, self._computed)
+        return change
 
     def settle(self, fired: Sequence[bool]) -> None:
         """Compare with this step from now on."""
@@ -98,7 +98,7 @@ class ProbeGap(Signal, name="probe_gap"):
 
     def measure(self, entered: Any, left: Any, samples: int | None) -> torch.Tensor:
         """``|change of the state - change of what entered|``, both relative L1 since the step before."""
-        self._residual = _residual(entered, left, samples)
+        self._residual, _ = _captured(entered, left, samples)
         now, before = (_rows(entered, samples), _rows(left, samples)), self._before
         self._before = now
         if before is None:
@@ -251,17 +251,6 @@ class Listener:
         ]
 
 
-def shared_group(denoiser: nn.Module) -> Any:
-    """Process group of the ranks that share the tokens of a diffusers model; None for a model on one rank.
-
-    ``enable_parallelism`` leaves its configuration in private attributes, which may be missing or named otherwise.
-    """
-    parallel = getattr(denoiser, "_parallel_config", None)
-    mesh = getattr(getattr(parallel, "context_parallel_config", None), "_flattened_mesh", None)
-    get_group: Callable[[], Any] = getattr(mesh, "get_group", lambda: None)
-    return get_group()
-
-
 def _rows(features: Any, samples: int | None) -> Rows:
     """A copy of features, one row per sample."""
     rows = [x.clone(memory_format=torch.contiguous_format) for x in tensors_of(features)]
@@ -270,15 +259,18 @@ def _rows(features: Any, samples: int | None) -> Rows:
     return tuple([x.reshape(_count(x, samples), -1) for x in rows])
 
 
-def _residual(entered: torch.Tensor, left: torch.Tensor, samples: int | None) -> Rows:
-    """What leaves the probe minus what entered it, one row per sample."""
+def _captured(entered: Any, left: Any, samples: int | None, before: Rows | None = None) -> tuple[Rows, torch.Tensor]:
+    """What leaves the probe minus what entered it, one row per sample, and its relative L1 change from ``before``."""
     if entered.shape != left.shape:
         raise UnsupportedModelError(
             f"the leading blocks take {list(entered.shape)} and return {list(left.shape)}, because the model joins, "
             "splits or turns its streams between them. Allowed: leading blocks of one list; choose fewer."
         )
-    difference = left - entered
-    return (difference.reshape(_count(difference, samples), -1),)
+    count = _count(left, samples)
+    comparable = before is not None and before[0].shape == (count, left.numel() // count)
+    residual, sums = capture(entered, left, before[0].view(left.shape) if before and comparable else None)
+    change, level = (x.reshape(count, -1).sum(1) for x in (sums.change, sums.previous))  # both zero without ``before``
+    return (residual.reshape(count, -1),), _ratio(change, level)
 
 
 def _count(x: torch.Tensor, samples: int | None) -> int:
