@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 EXTRAPOLATED = 1.0  # calibrated steps beyond the first and the last, along the line through the outermost two
+FAINTEST = 1e-12  # least |y_t|^2 in those units: a feature that vanishes must not make numbers that are not finite
 
 
 @dataclass(frozen=True)
@@ -52,43 +53,52 @@ class Distances:
         own = np.einsum("btt->bt", mixed) / 2
         between = mixed - own[:, :, None] - own[:, None, :]
         level = np.asarray([squares[branch] for branch in pairs]) @ mix.T - own
-        return cls(np.maximum(between, 0.0), np.maximum(level, np.finfo(float).tiny))
+        return cls(np.maximum(between, 0.0), np.maximum(level, FAINTEST))
 
-    def errors(self, computed: Sequence[int], weights: np.ndarray, steps: Sequence[int]) -> np.ndarray:
+    def errors(self, computed: np.ndarray, weights: np.ndarray, steps: np.ndarray) -> np.ndarray:
         """Relative error of forecasts, ``|y_t - sum w_k y_k| / |y_t|``, of several branches the largest.
 
         Args:
-            computed: K steps that the forecast is made of.
-            weights: ``[len(steps), K]``, rows that sum to 1.
-            steps: what is forecast.
+            computed: ``[..., K]``, steps that forecasts are made of.
+            weights: ``[..., S, K]``, rows that sum to 1.
+            steps: ``[..., S]``, what is forecast.
 
         Returns:
-            ``[len(steps)]``.
+            ``[..., S]``.
         """
-        among = self.between[:, computed][:, :, computed]
-        to = self.between[:, steps][:, :, computed]
-        square = np.einsum("tk,btk->bt", weights, to) - np.einsum("tk,tl,bkl->bt", weights, weights, among) / 2
+        among = self.between[:, computed[..., :, None], computed[..., None, :]]  # [branches, ..., K, K]
+        to = self.between[:, steps[..., :, None], computed[..., None, :]]  # [branches, ..., S, K]
+        square = (weights * (to - weights @ among / 2)).sum(axis=-1)
         return np.asarray(np.sqrt(np.maximum(square, 0.0) / self.squares[:, steps]).max(axis=0))
 
-    def fitted(self, before: int, newest: int, steps: Sequence[int], ridge: float) -> np.ndarray:
+    def fitted(self, before: np.ndarray, newest: np.ndarray, steps: np.ndarray, ridge: float) -> np.ndarray:
         """Weights of two computed steps that forecast others best in the mean square over all branches.
 
         ``y_t - y_newest`` is fitted by ``v (y_before - y_newest)``; the ridge, a share of the squared difference,
         pulls v towards 0, which is plain reuse.
 
+        Args:
+            before: ``[...]``, the older of the two.
+            newest: ``[...]``, the newer.
+            steps: ``[..., S]``, what is forecast.
+            ridge: 0 for none.
+
         Returns:
-            ``[len(steps), 2]``, the weights v and 1 - v.
+            ``[..., S, 2]``, the weights v and 1 - v.
         """
-        apart = self.between[:, before, newest][:, None]
+        before, newest = before[..., None], newest[..., None]
+        apart = self.between[:, before, newest]  # [branches, ..., 1]
         along = (apart + self.between[:, steps, newest] - self.between[:, steps, before]) / 2
         level = self.squares[:, steps]
         total = (apart / level).sum(axis=0) * (1 + ridge)
-        share = np.divide((along / level).sum(axis=0), total, out=np.zeros(len(steps)), where=total > 0)
-        return np.stack([share, 1 - share], axis=1)
+        share = np.divide((along / level).sum(axis=0), total, out=np.zeros(steps.shape), where=total > 0)
+        return np.stack([share, 1 - share], axis=-1)
 
 
 def _mixing(known: Sequence[float], wanted: Sequence[float]) -> np.ndarray:
     """``[T', T]``, how every wanted level mixes the two calibrated ones around it; rows sum to 1."""
+    if list(known) == list(wanted):
+        return np.eye(len(known))  # also of steps that share a level
     levels, mix = np.asarray(known, dtype=float), np.zeros((len(wanted), len(known)))
     for row, level in zip(mix, wanted, strict=True):
         i = int(np.clip(np.searchsorted(-levels, -level, side="right") - 1, 0, len(levels) - 2))

@@ -13,6 +13,7 @@ from cachedit.profile import Profile
 
 QUALITIES = {"psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS", "st_lpips": "st-lpips"}
 COLUMNS = ("steps", "nfe", "predictor", "criterion")
+FREE = 1e-12  # a cost that is none
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Frontier:
 
     def near(self, steps: int) -> list[Point]:
         """The points of the number of steps that is nearest, by ratio, from the cheapest schedule to the costliest."""
-        nearest = min({point.steps for point in self.points}, key=lambda known: abs(math.log(known / steps)))
+        nearest = min(sorted({point.steps for point in self.points}), key=lambda known: abs(math.log(known / steps)))
         return sorted([point for point in self.points if point.steps == nearest], key=lambda point: point.cost)
 
     def point(self, steps: int, nfe: int) -> Point:
@@ -84,7 +85,8 @@ class Frontier:
         """Predicted mean of a metric for a schedule of that cost."""
         points = self.near(steps)
         levels = [_decibel(metric, point.quality[metric]) for point in points]
-        found = np.interp(math.log(max(cost, 1e-12)), [math.log(point.cost) for point in points], levels)
+        known = [math.log(max(point.cost, FREE)) for point in points]
+        found = np.interp(math.log(max(cost, FREE)), known, levels)
         return _value(metric, float(found))
 
     def range(self, metric: str, steps: int) -> tuple[float, float]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-Cost = Callable[[tuple[int, ...], int], float]
+Costs = Callable[[tuple[int, ...]], Sequence[float]]
 
 
-def shortest_paths(
-    steps: int, widest: int, depth: int, cost: Cost, criterion: str = "min_sum"
-) -> dict[int, tuple[int, ...]]:
+def shortest_paths(steps: int, depth: int, costs: Costs, criterion: str = "min_sum") -> dict[int, tuple[int, ...]]:
     """The cheapest schedule of every budget: number of computed steps -> their indices, rising from 0.
 
     Dynamic programming over the two newest computed steps. It is exact where a gap's cost depends on them alone; where
@@ -19,9 +17,9 @@ def shortest_paths(
 
     Args:
         steps: of the run, T.
-        widest: largest distance between computed steps, and from the last one to the end.
-        depth: newest computed steps that ``cost`` looks at.
-        cost: of the tail of a path and the step that is computed next, T for the end of the run; inf forbids it.
+        depth: newest computed steps that costs depend on.
+        costs: of the newest computed steps, oldest first: what it costs to compute next the step after them, or the
+            second one after them, and so on, as far as a gap may reach; T is the end of the run. inf forbids a gap.
         criterion: "min_sum" adds the gaps up; "minimax" compares the sorted costs, the largest first (LeMiCa).
     """
     nothing, add = CRITERIA[criterion]
@@ -31,9 +29,8 @@ def shortest_paths(
         ends: list[tuple[Any, tuple[int, ...]]] = []
         following: dict[tuple[int, ...], tuple[Any, tuple[int, ...]]] = {}
         for total, path in layer.values():
-            tail, newest = path[-depth:], path[-1]
-            for step in range(newest + 1, min(newest + widest, steps) + 1):
-                price = cost(tail, step)
+            newest = path[-1]
+            for step, price in enumerate(costs(path[-depth:]), newest + 1):
                 if price == math.inf:
                     continue
                 if step == steps:

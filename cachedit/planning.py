@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from cachedit.errors import ProfileError
@@ -62,6 +63,12 @@ class Planner:
                     self._every[nfe] = Plan(path, predictor, criterion, self.solver.cost(predictor, path))
         return self._every
 
+    @property
+    def gains(self) -> dict[int, float]:
+        """Number of computed steps -> predicted speed-up, of every plan."""
+        assert self.frontier is not None
+        return {nfe: self.frontier.speedup(self.steps, nfe) for nfe in self.every}
+
     def within(self, budget: int) -> Plan:
         """The plan of that many computed steps, or of as many as the run has.
 
@@ -76,17 +83,16 @@ class Planner:
         return self.every[max(nfe for nfe in self.every if nfe <= budget)]
 
     def near(self, speedup: float) -> Plan:
-        """The plan whose speed-up comes nearest. In a short run, where little may be reused, that may be far.
+        """The plan whose speed-up comes nearest. In a short run, where little may be reused, that may be far off.
 
         Raises:
             ValueError: it is higher than that of the fewest steps.
         """
-        assert self.frontier is not None
-        gains = {nfe: self.frontier.speedup(self.steps, nfe) for nfe in self.every}
+        gains = self.gains
         if self.steps > SHORT_RUN and speedup > NEAR * max(gains.values()):
             raise ValueError(
                 f"target_speedup={speedup:g}; allowed for {self.steps} steps: 1 to {max(gains.values()):.3g}, the "
-                f"speed-up with {min(gains)} computed steps. Ask for less, or calibrate with fewer computed steps."
+                f"speed-up with {min(gains)} computed steps, the fewest that were measured. Ask for less."
             )
         return self.every[min(gains, key=lambda nfe: (abs(math.log(gains[nfe] / speedup)), -nfe))]
 
@@ -107,8 +113,8 @@ class Planner:
         low, high = self.frontier.range(metric, self.steps)
         if not low <= limit <= high:
             raise ValueError(
-                f"{QUALITIES[metric]} {limit:g}; allowed for {self.steps} steps: {low:.4g} to {high:.4g}, which was "
-                "measured. Ask for a value in between."
+                f"{QUALITIES[metric]} {limit:g}; allowed for {self.steps} steps: {_digits(low, math.ceil)} to "
+                f"{_digits(high, math.floor)}, which was measured. Ask for a value in between."
             )
         sign = -1 if metric in LOWER_IS_BETTER else 1
         for plan in self.every.values():
@@ -126,3 +132,11 @@ class Planner:
         if PREDICTORS[best_predictor] > self.terms:
             best_predictor = "plain" if self.terms == 1 else "fitted"
         return predictor or best_predictor, criterion or best_criterion
+
+
+def _digits(value: float, towards: Callable[[float], int]) -> str:
+    """Four digits of an end of a range, cut so that they lie inside it."""
+    if value == 0:
+        return "0"
+    scale = 10.0 ** (3 - math.floor(math.log10(abs(value))))
+    return f"{towards(value * scale) / scale:.4g}"

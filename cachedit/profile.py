@@ -19,6 +19,8 @@ from cachedit.strategy import Schedule
 
 T = TypeVar("T")
 SCHEMA = 1
+REMEMBERED = 2000  # results that a run has asked for, of some 40 schedules of 50 steps
+COLUMNS = ("budget", "value")  # axes of arrays that hold columns of a table and not branches
 SAME_SIGMA = 2e-3  # two schedules with sigmas this close are the same schedule, up to rounding of timesteps
 
 
@@ -60,7 +62,8 @@ class Profile:
     @property
     def branches(self) -> list[str]:
         """Names of the guidance branches that were calibrated."""
-        return list(dict.fromkeys(branch for rows in self.arrays.values() for branch in rows))
+        tables = [rows for name, rows in self.arrays.items() if not set(self.axes.get(name, [])) & set(COLUMNS)]
+        return list(dict.fromkeys(branch for rows in tables for branch in rows))
 
     @classmethod
     def from_ratios(
@@ -187,10 +190,13 @@ class Profile:
         )
 
     def once(self, key: Any, make: Callable[[], T]) -> T:
-        """The result of ``make``, made at the first time this key is asked for."""
-        if key not in self._memo:
-            self._memo[key] = make()
-        found: T = self._memo[key]
+        """The result of ``make``, made at the first time this key is asked for, or after ever so many others."""
+        memo = self._memo
+        if key not in memo:
+            if len(memo) >= REMEMBERED:  # begun anew and not thinned out: other threads may be reading the old one
+                memo = self._memo = {}
+            memo[key] = make()
+        found: T = memo[key]
         return found
 
     def _over_steps(self, array: str) -> bool:

@@ -9,7 +9,6 @@ import numpy as np
 
 from cachedit.distances import Distances
 from cachedit.paths import shortest_paths
-from cachedit.predictors import lagrange
 from cachedit.profile import Profile
 from cachedit.schedules import resample_amplification
 from cachedit.strategy import FEW_STEPS, SHORT_RUN, Schedule
@@ -43,21 +42,17 @@ class Solver:
         distances, squares = profile.arrays["residual_distance"], profile.arrays["residual_square"]
         self.distances = Distances.over(distances, squares, known, wanted)
         falling = all(later < earlier for earlier, later in itertools.pairwise(wanted))
-        self._times: Sequence[float] = wanted if falling else range(self.steps)
+        self._times = np.asarray(wanted if falling else range(self.steps), dtype=float)
         self.widest = 1 if self.steps <= FEW_STEPS else 2 if self.steps <= SHORT_RUN else WIDEST
         self._paths: dict[tuple[str, str], dict[int, tuple[int, ...]]] = {}
+        self._priced: dict[str, dict[tuple[int, ...], list[float]]] = {}
 
     def paths(self, predictor: str, criterion: str) -> dict[int, tuple[int, ...]]:
         """Number of computed steps -> the steps, for every budget that there is a schedule for."""
         if (predictor, criterion) not in self._paths:
-            costs: dict[tuple[int, ...], list[float]] = {}
-
-            def cost(tail: tuple[int, ...], step: int) -> float:
-                if tail not in costs:
-                    costs[tail] = self._costs(predictor, tail)
-                return costs[tail][step - tail[-1] - 1]
-
-            found = shortest_paths(self.steps, self.widest, PREDICTORS[predictor], cost, criterion)
+            found = shortest_paths(
+                self.steps, PREDICTORS[predictor], lambda tail: self._costs(predictor, tail), criterion
+            )
             self._paths[predictor, criterion] = found
         return self._paths[predictor, criterion]
 
@@ -69,22 +64,59 @@ class Solver:
             total += self._costs(predictor, tail)[end - start - 1]
         return total
 
-    def weights(self, predictor: str, computed: Sequence[int], steps: Sequence[int]) -> np.ndarray:
-        """``[len(steps), K]``, how each step is forecast from the K newest computed ones, oldest first."""
-        computed = computed[-PREDICTORS[predictor] :]
-        if predictor in RIDGES and len(computed) == 2:
-            return self.distances.fitted(computed[0], computed[1], steps, RIDGES[predictor])
-        times = [self._times[step] for step in computed] if predictor in ("line", "quadratic") else [0.0]
-        rows = [lagrange(times, self._times[step], len(times) - 1) for step in steps]
-        return np.array([[0.0] * (len(computed) - len(row)) + row for row in rows]).reshape(len(steps), len(computed))
+    def weights(self, predictor: str, computed: Sequence[int], step: int) -> list[float]:
+        """How a step is forecast from the computed ones, oldest first; those that count for nothing get 0."""
+        used = np.asarray(computed[-PREDICTORS[predictor] :])
+        row = self._weights(predictor, used, np.asarray([step]))[0]
+        return [0.0] * (len(computed) - len(row)) + [float(weight) for weight in row]
+
+    def _weights(self, predictor: str, computed: np.ndarray, steps: np.ndarray) -> np.ndarray:
+        """``[..., S, K]``, how ``steps [..., S]`` are forecast from ``computed [..., K]``, K what is taken or fewer."""
+        if predictor in RIDGES and computed.shape[-1] == 2:
+            return self.distances.fitted(computed[..., 0], computed[..., 1], steps, RIDGES[predictor])
+        return _lagrange(self._times[computed], self._times[steps])
 
     def _costs(self, predictor: str, tail: tuple[int, ...]) -> list[float]:
         """Cost of computing next 1, 2, ... steps after the newest of ``tail``; inf where the handover is in between."""
-        newest = tail[-1]
-        own = [step for step in tail if (step >= self.handover) == (newest >= self.handover)]
-        reused = range(newest + 1, min(newest + self.widest, self.steps))
-        errors = self.distances.errors(own, self.weights(predictor, own, reused), reused)
-        sums = np.concatenate([[0.0], np.cumsum(errors * self.sensitivity[newest + 1 : reused.stop])])
-        if newest < self.handover:
-            sums[self.handover - newest :] = np.inf
-        return [float(value) for value in sums]
+        if predictor not in self._priced:
+            self._priced[predictor] = self._all_costs(PREDICTORS[predictor], predictor)
+        return self._priced[predictor][tuple(step for step in tail if self._expert(step) == self._expert(tail[-1]))]
+
+    def _all_costs(self, depth: int, predictor: str) -> dict[tuple[int, ...], list[float]]:
+        """The costs after every few computed steps of one expert that a forecast can be made of."""
+        found: dict[tuple[int, ...], list[float]] = {}
+        tails: list[tuple[int, ...]] = [(step,) for step in range(self.steps)]
+        while tails and len(tails[0]) <= depth:
+            found |= zip(tails, self._after(predictor, np.asarray(tails)), strict=True)
+            tails = [
+                (*tail, step)
+                for tail in tails
+                for step in range(tail[-1] + 1, min(tail[-1] + self.widest + 1, self.steps))
+                if self._expert(step) == self._expert(tail[-1])
+            ]
+        return found
+
+    def _after(self, predictor: str, computed: np.ndarray) -> list[list[float]]:
+        """The costs after each of ``computed [N, K]``, the sums over what would be reused."""
+        newest = computed[:, -1]
+        reused = newest[:, None] + np.arange(1, self.widest)  # [N, widest - 1], beyond the end cut off below
+        inside = np.minimum(reused, self.steps - 1)
+        errors = self.distances.errors(computed, self._weights(predictor, computed, inside), inside)
+        sums = np.cumsum(errors * self.sensitivity[inside], axis=1)
+        sums = np.concatenate([np.zeros((len(computed), 1)), sums], axis=1)
+        following = newest[:, None] + np.arange(1, self.widest + 1)
+        sums[(newest[:, None] < self.handover) & (following > self.handover)] = np.inf
+        return [row[: self.steps - last] for row, last in zip(sums.tolist(), newest.tolist(), strict=True)]
+
+    def _expert(self, step: int) -> bool:
+        return step >= self.handover
+
+
+def _lagrange(times: np.ndarray, now: np.ndarray) -> np.ndarray:
+    """``[..., S, K]``: ``cachedit.predictors.lagrange`` through all of ``times [..., K]`` at ``now [..., S]``."""
+    count = times.shape[-1]
+    rows = np.ones((*now.shape, count))
+    for k, j in itertools.permutations(range(count), 2):
+        node, other = times[..., k, None], times[..., j, None]
+        rows[..., k] *= (now - other) / (node - other)
+    return rows

@@ -108,6 +108,16 @@ class Schedule:
         """Place of ``step`` in the schedule, 0 for the first and 1 for the last."""
         return step / (self.num_steps - 1) if self.num_steps and self.num_steps > 1 else 0.0
 
+    def rest(self, first: int) -> Schedule:
+        """The schedule from step ``first`` on."""
+        if first == 0:
+            return self
+        return Schedule(
+            None if self.num_steps is None else self.num_steps - first,
+            None if self.timesteps is None else self.timesteps[first:],
+            None if self.sigmas is None else self.sigmas[first:],
+        )
+
 
 @dataclass
 class Context:
@@ -118,6 +128,7 @@ class Context:
         timestep: in the scheduler's units; None when unknown.
         sigma: noise level in [0, 1]; None when unknown.
         schedule: the schedule of this run.
+        run_start: first step of the schedule that this run makes, later than 0 from image to image.
         computed_steps: steps at which this expert was computed in this run, oldest first.
         profile: what calibration stored; None for strategies that need none.
         branch: the guidance path that asks; the answer holds for all branches of the step.
@@ -136,6 +147,7 @@ class Context:
     timestep: float | None = None
     sigma: float | None = None
     schedule: Schedule = field(default_factory=Schedule)
+    run_start: int = 0
     computed_steps: list[int] = field(default_factory=list)
     profile: Profile | None = None
     branch: str = ""
@@ -280,8 +292,12 @@ class FeatureStrategy(Strategy, abstract=True):
     def check_run(self, schedule: Schedule, profile: Profile | None) -> None:
         """Raise ValueError or ProfileError if a run with this schedule is impossible; asked before its first step."""
 
-    def expected(self, schedule: Schedule, profile: Profile | None) -> Mapping[str, Any]:
-        """What is expected of a run with this schedule, for its record; empty for a strategy that expects nothing."""
+    def expected(self, ctx: Context) -> Mapping[str, Any]:
+        """What is expected of a run, for its record; asked before its first step, after ``check_run``.
+
+        ``ctx`` tells the schedule and the profile, as ``check_run`` does, and also where the run starts and the steps
+        of the first expert, where they are known. What these make impossible raises ValueError or ProfileError here.
+        """
         return {}
 
     def configured(self, profile: Profile | None) -> FeatureStrategy:

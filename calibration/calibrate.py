@@ -12,6 +12,7 @@ from typing import Any
 import cachedit
 import cachedit.calibration.measures  # fills the registry
 from cachedit.calibration.checkpoint import Checkpoint
+from cachedit.calibration.extra import Extra
 from cachedit.calibration.measure import Arrays, Measure
 from cachedit.calibration.ranks import Ranks
 from cachedit.calibration.tally import Progress, Tally
@@ -111,10 +112,10 @@ def _check(pipe: Any, prompts: Sequence[str], num_inference_steps: int) -> None:
 def _staged(trial: Trial, strategy: FeatureStrategy, progress: Progress | None, name: str, command: str) -> Profile:
     """Go through the stages of all measures."""
     measures = _measures(strategy, strategy.profile_arrays)
-    extras = _measures(strategy, strategy.also_calibrated)
-    measures += [measure for measure in extras if trial.allows(measure.sites, measure.signal)]
     for measure in measures:
         measure.trial = trial
+    extras = map(Extra, _measures(strategy, strategy.also_calibrated))
+    measures += [extra for extra in extras if extra.join(trial)]
     stages = sorted({measure.stage for measure in measures})
     by_stage = [[measure for measure in measures if measure.stage == stage] for stage in stages]
     watched = sum(len(trial.prompts) for at_stage in by_stage if _sites(at_stage))

@@ -27,7 +27,8 @@ class Auto(FeatureStrategy):
     A profile holds, over noise level, how far apart the features of any two steps are and what an error at a step does
     to the final sample. From that the cheapest schedule of every budget is solved for the very steps of a run: any
     number of them, of any sampler. The frontier that was measured with such schedules tells what a budget gains and
-    costs. The schedule is static: no probe, no wait. Give one target; with none it is a speed-up of 2.
+    costs. The schedule is static: no probe, no wait. Give one target; with none it is the profile's, else a speed-up
+    of 2, or the highest that was measured.
 
     target_speedup: of a whole call, on the machine of the calibration; the nearest that whole steps allow.
     max_nfe:        computed steps.
@@ -36,7 +37,8 @@ class Auto(FeatureStrategy):
     predictor:      "plain", "line", "quadratic", "fitted" or "damped" (fitted, with a stronger pull towards plain
                     reuse); None: what did best at that budget.
     criterion:      "min_sum" or "minimax" over the costs of gaps; None: what did best at that budget.
-    terms:          most residuals that are kept for a forecast; None: as many as the frontier calls for.
+    terms:          most residuals that are kept for a forecast; None: as many as the predictor takes, or as the
+                    frontier calls for.
     cached:         "stack", or "output" for models that have none; None: what was calibrated.
     """
 
@@ -81,6 +83,11 @@ class Auto(FeatureStrategy):
                 raise ValueError(f"Auto {name}={value!r}; allowed: {', '.join(map(repr, allowed))}, None")
         if self.terms is not None and (type(self.terms) is not int or not 1 <= self.terms <= max(PREDICTORS.values())):
             raise ValueError(f"Auto terms={self.terms!r}; allowed: 1 to {max(PREDICTORS.values())}, None")
+        if self.predictor is not None and self.terms is not None and PREDICTORS[self.predictor] > self.terms:
+            raise ValueError(
+                f"Auto predictor={self.predictor!r}, terms={self.terms}; allowed: terms of "
+                f"{PREDICTORS[self.predictor]} or more, which that predictor takes. Leave one of the two out."
+            )
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -90,56 +97,66 @@ class Auto(FeatureStrategy):
     @property
     def depth(self) -> int:
         """As many as a forecast may take."""
-        return PREDICTORS[self.predictor] if self.predictor is not None else self.terms or 1
+        return self.terms or 1
 
     def configured(self, profile: Profile | None) -> Auto:
-        """Open options from what was calibrated.
+        """Open options from what was calibrated, and from what the profile recommends.
 
         Raises:
             ProfileError: something else was, or a target was not measured.
         """
-        known: Any = "stack" if profile is None else profile.defaults.get("cached", "stack")
-        if profile is not None and self.cached not in (None, known):
+        if profile is None:
+            return self._complete({}, None)
+        cached = profile.defaults.get("cached", "stack")
+        if self.cached not in (None, cached):
             raise ProfileError(
-                f"Auto cached={self.cached!r}; allowed: {known!r}, which the profile was calibrated for. Leave it out, "
-                f"or calibrate with --option cached={self.cached}."
+                f"Auto cached={self.cached!r}; allowed: {cached!r}, which the profile was calibrated for. Leave it "
+                f"out, or calibrate with --option cached={self.cached}."
             )
-        frontier = None if profile is None else Frontier.of(profile)
-        asked = [name for name in TARGETS if name != "max_nfe" and getattr(self, name) is not None]
-        if profile is not None and frontier is None and asked:
+        frontier = Frontier.of(profile)
+        strategy = self._complete(profile.defaults, frontier)
+        asked = [name for name in TARGETS if name != "max_nfe" and getattr(strategy, name) is not None]
+        if frontier is None and asked:
             raise ProfileError(
                 f"Auto {asked[0]} takes a measured frontier, and profile {profile.name or 'without a name'} has none. "
                 "Allowed: max_nfe. Measure one: cachedit calibrate MODEL --strategy auto -o my.json"
             )
-        most = PREDICTORS["fitted"] if frontier is None else max(map(_terms, frontier.points))
-        return replace(self, cached=self.cached or known, terms=self.terms or most)
+        return strategy
 
-    def check_run(self, schedule: Schedule, profile: Profile | None) -> None:
-        """Raise ValueError or ProfileError if the steps of this run do not allow the target."""
-        assert profile is not None
-        self.plan(schedule, profile)
+    def _complete(self, known: Mapping[str, Any], frontier: Frontier | None) -> Auto:
+        """Every open option but the target filled in; the target too, where the profile recommends one."""
+        given = any(getattr(self, name) is not None for name in TARGETS)
+        target = {} if given else {name: known[name] for name in TARGETS if name in known}
+        predictor, criterion = self.predictor or known.get("predictor"), self.criterion or known.get("criterion")
+        if self.predictor is None and self.terms is not None and predictor and PREDICTORS[predictor] > self.terms:
+            predictor = None
+        most = PREDICTORS["fitted"] if frontier is None else max(map(_terms, frontier.points))
+        terms = self.terms or (PREDICTORS[predictor] if predictor else known.get("terms", most))
+        cached = self.cached or known.get("cached", "stack")
+        return replace(self, predictor=predictor, criterion=criterion, terms=terms, cached=cached, **target)
 
     def should_compute(self, ctx: Context) -> bool:
         """The steps of the plan."""
-        assert ctx.profile is not None
-        return ctx.step in self.plan(ctx.schedule, ctx.profile, _handover(ctx)).computed
+        return ctx.step - ctx.run_start in self.plan(*_place(ctx)).computed
 
     def weights(self, ctx: Context) -> Sequence[float]:
         """Those of the plan's predictor for what is kept."""
-        assert ctx.profile is not None
-        profile, kept, place = ctx.profile, tuple(ctx.computed_steps), (ctx.schedule, _handover(ctx))
+        schedule, profile, handover = place = _place(ctx)
+        (*kept, step) = steps = tuple(k - ctx.run_start for k in (*ctx.computed_steps, ctx.step))
 
         def solved() -> list[float]:
-            predictor = self.plan(ctx.schedule, profile, _handover(ctx)).predictor
-            row = self.planner(profile, *place).solver.weights(predictor, kept, [ctx.step])[0]
-            return [0.0] * (len(kept) - len(row)) + [float(weight) for weight in row]
+            return self.planner(*place).solver.weights(self.plan(*place).predictor, kept, step)
 
-        return profile.once((self, "weights", *place, kept, ctx.step), solved)
+        return profile.once((self, "weights", schedule, handover, steps), solved)
 
-    def expected(self, schedule: Schedule, profile: Profile | None) -> Mapping[str, Any]:
-        """The plan, and what the frontier says of it."""
-        assert profile is not None
-        plan, planner = self.plan(schedule, profile), self.planner(profile, schedule)
+    def expected(self, ctx: Context) -> Mapping[str, Any]:
+        """The plan, and what the frontier says of it.
+
+        Raises:
+            ValueError, ProfileError: the steps of this run, or the frontier, do not allow the target.
+        """
+        place = _place(ctx)
+        plan, planner = self.plan(*place), self.planner(*place)
         found: dict[str, Any] = {"computed_steps": len(plan.computed), "predictor": plan.predictor}
         if planner.frontier is not None:
             found["speedup"] = planner.frontier.speedup(planner.steps, len(plan.computed))
@@ -147,8 +164,14 @@ class Auto(FeatureStrategy):
                 found[metric] = planner.frontier.quality(metric, planner.steps, plan.cost)
         return found
 
-    def planner(self, profile: Profile, schedule: Schedule, handover: int | None = None) -> Planner:
-        """What plans are taken from. ``handover``: first step of a second expert, None without one."""
+    def planner(self, schedule: Schedule, profile: Profile, handover: int | None = None) -> Planner:
+        """What plans are taken from.
+
+        Args:
+            schedule: of the steps that the run makes, from 0.
+            profile: what was calibrated.
+            handover: the first of them that a second expert makes; None without one.
+        """
         assert schedule.num_steps is not None
         last, terms = handover or schedule.num_steps, self.depth
         return profile.once(
@@ -160,7 +183,7 @@ class Auto(FeatureStrategy):
         """The plan that meets the target, solved once."""
         return profile.once(
             (self, schedule, handover or schedule.num_steps),
-            lambda: self._best(self.planner(profile, schedule, handover)),
+            lambda: self._best(self.planner(schedule, profile, handover)),
         )
 
     def _best(self, planner: Planner) -> Plan:
@@ -171,12 +194,15 @@ class Auto(FeatureStrategy):
             return planner.within(self.max_nfe)
         if planner.frontier is None:  # half of the steps, as no speed-up is known
             return planner.within(max(min(planner.every), math.ceil(planner.steps / 2)))
-        return planner.near(self.target_speedup or 2.0)
+        return planner.near(self.target_speedup or min(2.0, max(planner.gains.values())))
 
 
 def _terms(point: Any) -> int:
     return [*PREDICTORS.values()][point.predictor]
 
 
-def _handover(ctx: Context) -> int | None:
-    return ctx.expert_start or ctx.expert_steps
+def _place(ctx: Context) -> tuple[Schedule, Profile, int | None]:
+    """The schedule from the first step of the run on, the profile, and where a second expert takes over in it."""
+    assert ctx.profile is not None
+    handover = (ctx.expert_start or ctx.expert_steps or 0) - ctx.run_start
+    return ctx.schedule.rest(ctx.run_start), ctx.profile, handover if handover > 0 else None

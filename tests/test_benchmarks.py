@@ -19,6 +19,8 @@ COLUMNS = {
 }  # fmt: skip
 METHODS = ["uncached", "floor", "cachedit", "cachedit-scheduler", "diffusers-magcache"]
 PEERS = ["cache-dit-f1", "cache-dit-f8"] if importlib.util.find_spec("cache_dit") else []
+MOST_CALLS_REUSED, MOST_CALLS_COMPUTED = 38, 54
+"""Python calls over the floor and over the plain model. Whoever needs more pays for it at every step of every run."""
 ONE_RESIDUAL = 16 * 64 * 4  # tokens x width x fp32: the image stream of the tiny Flux
 
 
@@ -70,8 +72,9 @@ def test_every_method_computes_exactly_the_schedule(rows):
 def test_calls(rows):
     floor, ours, peer = rows["floor"], rows["cachedit"], rows["diffusers-magcache"]
     assert (floor["extra_calls_reused"], floor["extra_calls_computed"]) == (0, 1)
-    assert 0 < ours["extra_calls_reused"] < peer["extra_calls_reused"]
-    assert 0 < ours["extra_calls_computed"] < peer["extra_calls_computed"]
+    for row in (ours, rows["cachedit-scheduler"]):
+        assert 0 < row["extra_calls_reused"] <= MOST_CALLS_REUSED < peer["extra_calls_reused"]
+        assert 0 < row["extra_calls_computed"] <= MOST_CALLS_COMPUTED < peer["extra_calls_computed"]
     assert all(ours["extra_calls_reused"] < rows[name]["extra_calls_reused"] for name in PEERS)
 
 

@@ -418,7 +418,10 @@ class Sampler:
 
 @pytest.mark.parametrize(("runs", "tried"), [(25, range(1, 10)), (4, [1, 4, 7, 9])])
 def test_amplification_by_hand(monkeypatch: pytest.MonkeyPatch, runs: int, tried: Sequence[int]) -> None:
-    """Reusing r_{t-1} moves the sample by (r_t - r_{t-1}) / T; over |r_t - r_{t-1}| / |r_t| that is |r_t| / T."""
+    """Reusing r_{t-1} moves the sample by (r_t - r_{t-1}) / T; over |r_t - r_{t-1}| / |r_t| that is |r_t| / T.
+
+    So it is in means as in root mean squares: 1.5 and sqrt(2.5) of the first of the two channels.
+    """
     monkeypatch.setattr(amplification, "RUNS", runs)
     told: list[tuple[int, int, str]] = []
     profile = calibrate(
@@ -428,13 +431,13 @@ def test_amplification_by_hand(monkeypatch: pytest.MonkeyPatch, runs: int, tried
         num_inference_steps=10,
         progress=lambda *now: told.append(now),
     )
-    level = [1.5 * (1 + i / 10) ** 2 for i in range(10)]
-    wanted = np.interp(range(10), list(tried), [level[t] / 10 for t in tried])
-    np.testing.assert_allclose(profile.arrays["amplification"]["all"], wanted, rtol=1e-4)
+    for name, share in (("amplification", 1.5), ("sensitivity", 2.5**0.5)):
+        wanted = np.interp(range(10), list(tried), [share * (1 + t / 10) ** 2 / 10 for t in tried])
+        np.testing.assert_allclose(profile.arrays[name]["all"], wanted, rtol=1e-4)
     total = 3 * 10 + 2 * 10 * len(tried)  # two prompts are run again
     assert [now[:2] for now in told] == [(done, total) for done in range(10, total + 1, 10)]
     assert [now[2] for now in told[:5]] == ["a", "b", "c", "a", "b"]
-    assert [*profile.arrays] == ["residual_error", "amplification"]
+    assert [*profile.arrays] == ["residual_error", "amplification", "sensitivity"]
 
 
 def test_costs_are_what_a_gap_changes_in_the_sample() -> None:

@@ -18,6 +18,7 @@ from torch import nn
 
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
+from cachedit import profile as profiles
 from cachedit.feature.families import find_stack
 from cachedit.shipped import fingerprint, resolve, shipped
 
@@ -445,3 +446,26 @@ def test_a_table_with_repeated_noise_levels() -> None:
 
 def test_the_memo_returns_what_was_computed_first() -> None:
     assert FIFTY.magnitude_ratios(on(shifted(7))) is FIFTY.magnitude_ratios(on(shifted(7)))
+
+
+def test_the_memo_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server sees ever new schedules; what is asked for after many others is made again."""
+    monkeypatch.setattr(profiles, "REMEMBERED", 3)
+    profile, made = Profile.from_ratios([1.0, 0.9]), []
+
+    def asked(key: int) -> int:
+        return profile.once(key, lambda: made.append(key) or key)
+
+    assert [asked(key) for key in (0, 1, 2, 0, 1, 2, 3, 3, 0)] == [0, 1, 2, 0, 1, 2, 3, 3, 0]
+    assert made == [0, 1, 2, 3, 0]
+    assert profile.once("outer", lambda: asked(7) + asked(8) + asked(9)) == 24
+    for key in range(100):
+        asked(key)
+        assert len(profile._memo) <= 3
+
+
+def test_columns_of_a_table_are_no_branches() -> None:
+    arrays = {"magnitude_ratio": {"cond": [1.0, 0.9]}, "frontier": {"nfe": [4.0]}, "time": {"reused": [0.1]}}
+    profile = Profile(arrays, axes={"frontier": ["budget"], "time": ["value"]})
+    assert profile.branches == ["cond"]
+    assert json.loads(profile.to_json())["branches"] == ["cond"]

@@ -60,12 +60,11 @@ def _report(profile: Profile, target: Path, arguments: argparse.Namespace) -> No
         return
     sizes = {name: len(next(iter(rows.values()))) for name, rows in profile.arrays.items()}
     arrays = ", ".join(f"{name} ({size} {profile.axes.get(name, ['step'])[0]}s)" for name, size in sizes.items())
-    branches = dict.fromkeys(key for name, rows in profile.arrays.items() if name not in OF_FRONTIER for key in rows)
     found = f', profile="{target}"' if arguments.output else ""
     print(f"profile: {target}")
     print(f"  model:    {profile.model['class'] if profile.model else 'any'}")
     print(f"  arrays:   {arrays}")
-    print(f"  branches: {', '.join(branches)}")
+    print(f"  branches: {', '.join(profile.branches)}")
     print(f"  from:     {profile.provenance['prompts']} prompts x {arguments.steps} steps, seed {arguments.seed}")
     print(f'  use it:   cachedit.wrap(pipe, "{arguments.strategy}"{found})')
     if FRONTIER in profile.arrays:

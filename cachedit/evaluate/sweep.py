@@ -18,21 +18,24 @@ from cachedit.calibration.checkpoint import Checkpoint
 from cachedit.calibration.ranks import Ranks
 from cachedit.calibration.tally import Progress, Tally
 from cachedit.calibration.work import Work
+from cachedit.errors import ProfileError
 from cachedit.evaluate.compare import Configuration, judge, take
 from cachedit.evaluate.comparison import Shot
 from cachedit.evaluate.conditions import device_name
-from cachedit.evaluate.metrics import MetricUnavailable, lpips, mean_psnr
+from cachedit.evaluate.metrics import MetricUnavailable, lpips, mean_psnr, psnr
 from cachedit.feature.attachment import find_denoisers
+from cachedit.frontier import QUALITIES
 from cachedit.paths import CRITERIA
 from cachedit.profile import Profile
 from cachedit.solver import PREDICTORS, Solver
 from cachedit.strategies.auto import Auto
-from cachedit.strategy import Schedule
+from cachedit.strategy import FEW_STEPS, Schedule
 from cachedit.wrap import last_run, unwrap
 
 BUDGETS = 10  # per number of steps, in equal ratios
 HIGHEST = 0.75  # of the steps: with more of them computed there is little to gain
 PROMISING = 2.0  # times the lowest expected cost: a predictor that is worse than that is not tried
+IDENTICAL = 1e3  # dB that stand for the infinite PSNR of equal pictures, as JSON has no infinity
 SCREENED = 3  # prompts on which the promising ones are tried
 
 
@@ -68,7 +71,17 @@ def measure_frontier(
 
     Returns:
         The profile with the arrays "frontier" and "time".
+
+    Raises:
+        ValueError: no prompts, or runs so short that nothing is reused.
+        ProfileError: the time of a call does not grow with its computed steps.
     """
+    steps = sorted(set(steps))
+    if not steps or steps[0] <= FEW_STEPS:
+        raise ValueError(
+            f"got frontier steps {steps}; allowed: {FEW_STEPS + 1} or more, as shorter runs reuse nothing. Measure "
+            "longer runs."
+        )
     sweep = Sweep(pipe, profile, prompts, seed, call_options or {}, Work(Ranks.here()))
     ranks = sweep.work.ranks
     if checkpoint is not None:
@@ -76,7 +89,10 @@ def measure_frontier(
         ranks.exchange(lambda: kept.open(resume) if ranks.is_main else None)
     sweep.work.tally = Tally(progress if ranks.is_main else None, sum(map(sweep.expected_steps, steps)))
     try:
-        measured = [sweep.measure(count) for count in steps]
+        measured = []
+        for count in steps:
+            with sweep.work.tally.expecting(sweep.expected_steps(count)):
+                measured.append(sweep.measure(count))
     finally:
         unwrap(pipe)
     if checkpoint is not None:
@@ -128,7 +144,7 @@ class Sweep:
 
     def measure(self, steps: int) -> dict[str, Any]:
         """The best way at every budget of one number of steps, and its runs on all prompts."""
-        solver = Solver(self.profile, self._schedule(steps), steps)
+        solver = Solver(self.profile, *self._schedule(steps))
         tried = [Way(nfe, *choice) for nfe in _budgets(solver) for choice in _promising(solver, nfe)]
         keys = [(way, k) for way in tried for k in range(min(SCREENED, len(self.prompts)))]
         found = self.work.map(f"tried-{steps}", [(*way, k) for way, k in keys], lambda key: self._try(steps, key))
@@ -143,25 +159,28 @@ class Sweep:
         costs = [solver.cost(way.predictor, solver.paths(way.predictor, way.criterion)[way.nfe]) for way in ways]
         return {"steps": steps, "ways": ways, "costs": costs, "runs": runs}
 
-    def _schedule(self, steps: int) -> Schedule:
-        """The noise schedule of a run of that many steps, as a run shows it."""
+    def _schedule(self, steps: int) -> tuple[Schedule, int]:
+        """The noise schedule of a run of that many steps, as a run shows it, and the first step of a second expert."""
         self._take(steps, 0, Auto(max_nfe=steps))
         record = last_run(self.pipe)
         assert record is not None
         steps_of_run = [*{step.index: step for step in record.steps}.values()]
         timesteps, sigmas = ([getattr(step, name) for step in steps_of_run] for name in ("timestep", "sigma"))
-        return Schedule(
+        schedule = Schedule(
             len(steps_of_run),
             None if None in timesteps else tuple(timesteps),
             None if None in sigmas else tuple(sigmas),
         )
+        return schedule, sum(step.expert == steps_of_run[0].expert for step in steps_of_run)
 
     def _try(self, steps: int, key: tuple[int, str, str, int]) -> float:
-        """PSNR of one way on one prompt; 1000 where nothing differs."""
+        """PSNR of one way on one prompt."""
         nfe, predictor, criterion, k = key
         shot = self._take(steps, k, Way(nfe, predictor, criterion).strategy)
-        judge(shot, self._baseline(steps, k))
-        return min(shot.psnr or 0.0, 1e3)
+        baseline = self._baseline(steps, k)
+        assert shot.pictures is not None
+        assert baseline.pictures is not None
+        return min(mean_psnr(psnr(shot.pictures, baseline.pictures).tolist()), IDENTICAL)
 
     def _measure(self, steps: int, ways: Sequence[Way], k: int) -> dict[str, Any]:
         """One prompt: seconds without a cache, also of a run of a quarter of the steps, and every way."""
@@ -225,6 +244,8 @@ def _promising(solver: Solver, nfe: int) -> list[tuple[str, str]]:
 def _stored(profile: Profile, measured: Sequence[dict[str, Any]], sweep: Sweep) -> Profile:
     """The profile with what was measured."""
     columns: dict[str, list[float]] = {}
+    shown = [quality for part in measured for run in part["runs"] for quality in run["quality"]]
+    metrics = [name for name in QUALITIES if all(name in quality for quality in shown)]
     seconds: dict[tuple[int, int], list[float]] = {}
     for part in measured:
         for run in part["runs"]:
@@ -237,7 +258,7 @@ def _stored(profile: Profile, measured: Sequence[dict[str, Any]], sweep: Sweep) 
             row = {"steps": steps, "nfe": way.nfe, "predictor": [*PREDICTORS].index(way.predictor)}
             row |= {"criterion": [*CRITERIA].index(way.criterion), "cost": cost}
             row["speedup"] = median[steps, steps] / median[steps, way.nfe]
-            row |= _summary([run["quality"][place] for run in part["runs"]])
+            row |= _summary([run["quality"][place] for run in part["runs"]], metrics)
             for name, value in row.items():
                 columns.setdefault(name, []).append(_digits(value))
     arrays = {**profile.arrays, "frontier": columns, "time": _times(median)}
@@ -255,22 +276,37 @@ def _stored(profile: Profile, measured: Sequence[dict[str, Any]], sweep: Sweep) 
     )
 
 
-def _summary(qualities: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Mean and standard deviation of every metric; identical pictures, whose PSNR is infinite, are left out of it."""
+def _summary(qualities: Sequence[dict[str, float]], metrics: Sequence[str]) -> dict[str, float]:
+    """Mean and standard deviation of each metric; identical pictures, whose PSNR is infinite, are left out of it."""
     found = {}
-    for name in qualities[0]:
+    for name in metrics:
         values = [one[name] for one in qualities if one[name] != math.inf]
-        found[name] = statistics.fmean(values) if values else 1e3
+        found[name] = statistics.fmean(values) if values else IDENTICAL
         found[f"{name}_spread"] = statistics.pstdev(values) if values else 0.0
     return found
 
 
 def _times(seconds: dict[tuple[int, int], float]) -> dict[str, list[float]]:
-    """Least squares for a call's time: outside + computed steps * c + reused steps * r, in units of c."""
-    rows = np.array([[1.0, nfe, steps - nfe] for steps, nfe in seconds])
-    taken = np.array([*seconds.values()])
-    outside, computed, reused = np.linalg.lstsq(rows / taken[:, None], np.ones(len(taken)), rcond=None)[0]
-    return {"outside": [_digits(max(outside / computed, 0.0))], "reused": [_digits(max(reused / computed, 0.0))]}
+    """Least squares for a call's time: outside + computed steps * c + reused steps * r, in units of c.
+
+    The errors are relative. What would come out negative, because it is small, is 0, and the others are fitted anew.
+    """
+    rows = np.array([[nfe, 1.0, steps - nfe] for steps, nfe in seconds])
+    rows /= np.array([*seconds.values()])[:, None]
+    counted, found = [0, 1, 2], np.zeros(3)
+    while True:
+        found[counted] = np.linalg.lstsq(rows[:, counted], np.ones(len(rows)), rcond=None)[0]
+        positive = [k for k in counted if found[k] > 0]
+        if positive == counted:
+            break
+        counted, found = positive, np.zeros(3)
+    computed, outside, reused = found
+    if computed == 0:
+        raise ProfileError(
+            "the time of a call does not grow with its computed steps; allowed: a model that takes time, on a machine "
+            "that does nothing else. Measure the frontier again, or on more prompts."
+        )
+    return {"outside": [_digits(outside / computed)], "reused": [_digits(reused / computed)]}
 
 
 def _digits(value: float) -> float:

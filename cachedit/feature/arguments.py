@@ -11,6 +11,7 @@ from torch import nn
 from cachedit.errors import UnsupportedModelError
 
 TIME_ARGUMENTS = ("timestep", "timesteps", "t", "timestep_ratio")
+CONTAINERS = (dict, list, tuple)
 
 
 def find_time(denoiser: nn.Module, name: str | None) -> tuple[str, int | None]:
@@ -45,19 +46,23 @@ def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str
     """What the residuals of a branch hang on: the main input, and which other inputs there are, in which shapes.
 
     Returns:
-        Shape, dtype and device of the main input; the names of all inputs; their shapes in the same order.
+        Shape, dtype and device of the main input; how many inputs have no names, and the names of the others; the
+        shapes of all in the same order.
     """
-    main = main_input(args, kwargs, time_name)
-    return (
-        (main.shape, main.dtype, main.device) if isinstance(main, torch.Tensor) else _shape(main),
-        (*range(len(args)), *kwargs),
-        tuple([v.shape if isinstance(v, torch.Tensor) else _shape(v) for v in args + tuple(kwargs.values())]),
-    )
+    main, tensor = main_input(args, kwargs, time_name), torch.Tensor
+    shapes: list[Any] = []
+    for value in (*args, *kwargs.values()):  # asked at every call, so the common kinds are told apart right here
+        if isinstance(value, tensor):
+            shapes.append(value.shape)
+        else:
+            shapes.append(_shape(value) if isinstance(value, CONTAINERS) else value is None)
+    form = (main.shape, main.dtype, main.device) if isinstance(main, tensor) else _shape(main)
+    return form, (len(args), *kwargs), tuple(shapes)
 
 
 def changed_inputs(before: tuple[Any, ...], now: tuple[Any, ...]) -> list[str]:
     """Names of the inputs in which two signatures differ."""
-    entries = [set(zip(names, shapes, strict=True)) for _, names, shapes in (before, now)]
+    entries = [set(zip((*range(count), *names), shapes, strict=True)) for _, (count, *names), shapes in (before, now)]
     return sorted({str(name) for name, _ in entries[0] ^ entries[1]})
 
 
@@ -67,4 +72,4 @@ def _shape(value: Any) -> Any:
         return value.shape
     if isinstance(value, dict):
         return tuple([(key, _shape(item)) for key, item in value.items()])
-    return tuple([_shape(item) for item in value]) if isinstance(value, (list, tuple)) else value is None
+    return tuple([_shape(item) for item in value]) if isinstance(value, CONTAINERS) else value is None

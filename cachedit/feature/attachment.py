@@ -45,9 +45,12 @@ def prepare(
         chosen = resolve(profile, prints, str(called), name, strategy.needed_arrays or strategy.profile_arrays)
     elif profile is not None:
         raise TypeError(f"{name} reads no profile; drop profile={str(profile)[:80]!r}")
+    configured = strategy.configured(chosen)
+    for module in inner:
+        check_sites(module, configured, options.blocks)  # the profile may have said what is cached
     clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending)
     pipeline = None if isinstance(target, nn.Module) else Pipeline(target)
-    session = Session(strategy.configured(chosen), chosen, options, clock, pipeline, observer)
+    session = Session(configured, chosen, options, clock, pipeline, observer)
     if pipeline is None:
         session.check_schedule(type(target).__name__)
     session.runners = [Runner(module, expert, session) for expert, module in denoisers.items()]

@@ -9,13 +9,18 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from cachedit.feature.sampler import planned_sigmas
 from cachedit.strategy import Schedule
+
+Form = tuple[float, float]
+"""Shift and scale that turn the timestep which a model is called with into the scheduler's."""
+UPRIGHT: tuple[Form, ...] = ((0.0, 1.0), (0.0, 1000.0))
+FLIPPED: tuple[Form, ...] = ((1000.0, -1.0), (1000.0, -1000.0))
 
 
 class Clock:
@@ -49,7 +54,7 @@ class Clock:
         self._value: float | None = None
         self._scheduler_timesteps: Any = None
         self._by_value = False
-        self._form: Callable[[float], float] | None = None
+        self._form: Form | None = None
         self._slack = 0.0
         self._found: tuple[int, float | None] = (0, None)
 
@@ -76,7 +81,10 @@ class Clock:
             step, value = self._scheduled_step(time, scheduler)
         elif self._announced.timesteps is not None:
             value = _number(time)
-            step = self._announced_step(value)
+            found = self._look_up(value)
+            if found is None:
+                raise self._not_announced(value)
+            step = found
         else:
             value = _mean(time)
             step = self._step_by_hand(value)
@@ -93,10 +101,11 @@ class Clock:
         if step != self.step:
             self.known, self._called = self._called, []
         self.step, self._value = step, value
-        schedule, inside = self.schedule, self.schedule.num_steps is not None and step < self.schedule.num_steps
+        schedule, steps = self.schedule, self.schedule.num_steps
+        inside = steps is not None and step < steps
         self.timestep = schedule.timesteps[step] if inside and schedule.timesteps is not None else value
         self.sigma = schedule.sigmas[step] if inside and schedule.sigmas is not None else None
-        self.at_last_step = schedule.num_steps is not None and step >= schedule.num_steps - 1
+        self.at_last_step = steps is not None and step >= steps - 1
         self.branch = self._branch(label, condition)
         self._called.append(self.branch)
         if condition is not None:
@@ -113,16 +122,13 @@ class Clock:
             return max(self.step, 0)
         return self.step + 1 if (value > self._value) is self._ascending else -1
 
-    def _announced_step(self, value: float) -> int:
-        found = self._look_up(value)
-        if found is None:
-            timesteps = self.schedule.timesteps or ()
-            raise ValueError(
-                f"the model was called with timestep {value:g}, which the announced schedule does not have "
-                f"({len(timesteps)} steps, {timesteps[0]:g} to {timesteps[-1]:g}). "
-                "Pass the timesteps of this run: cachedit.wrap(..., timesteps=scheduler.timesteps)."
-            )
-        return found
+    def _not_announced(self, value: float) -> ValueError:
+        timesteps = self.schedule.timesteps or ()
+        return ValueError(
+            f"the model was called with timestep {value:g}, which the announced schedule does not have "
+            f"({len(timesteps)} steps, {timesteps[0]:g} to {timesteps[-1]:g}). "
+            "Pass the timesteps of this run: cachedit.wrap(..., timesteps=scheduler.timesteps)."
+        )
 
     def _scheduled_step(self, time: Any, scheduler: Any) -> tuple[int, float | None]:
         """Step by the scheduler's own index, and the timestep argument where it had to be read."""
@@ -159,7 +165,8 @@ class Clock:
             form = forms[0]
             if len(forms) == 1:  # at the very ends of a schedule two forms may agree; a later call tells
                 self._form = form
-        value = form(value)
+        shift, scale = form
+        value = shift + scale * value
         if step >= 0 and abs(timesteps[step] - value) < self._slack:
             return step
         if step + 1 < len(timesteps) and abs(timesteps[step + 1] - value) < self._slack:
@@ -184,28 +191,13 @@ class Clock:
         return str(order)
 
 
-def _as_it_is(value: float) -> float:
-    return value
-
-
-def _times_1000(value: float) -> float:
-    return value * 1000
-
-
-def _flipped(value: float) -> float:
-    return 1000 - value
-
-
-def _flipped_times_1000(value: float) -> float:
-    return (1 - value) * 1000
-
-
-def _forms(value: float, timesteps: Sequence[float], ascending: bool, slack: float) -> list[Callable[[float], float]]:
+def _forms(value: float, timesteps: Sequence[float], ascending: bool, slack: float) -> list[Form]:
     """How the model's timestep may become the scheduler's: the forms that bring ``value`` closest to one of them."""
-    upright, flipped = (_as_it_is, _times_1000), (_flipped, _flipped_times_1000)
     falls = len(timesteps) < 2 or timesteps[0] > timesteps[-1]
-    for forms in (flipped, upright) if ascending and falls else (upright, flipped):
-        distances = [min((abs(t - form(value)) for t in timesteps), default=math.inf) for form in forms]
+    for forms in (FLIPPED, UPRIGHT) if ascending and falls else (UPRIGHT, FLIPPED):
+        distances = [
+            min((abs(t - shift - scale * value) for t in timesteps), default=math.inf) for shift, scale in forms
+        ]
         if min(distances) <= slack:
             return [form for form, distance in zip(forms, distances, strict=True) if distance == min(distances)]
     return []

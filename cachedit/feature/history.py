@@ -6,7 +6,7 @@ from collections import deque
 
 import torch
 
-from cachedit.feature.place import Residual
+from cachedit.feature.place import Forecast, Residual
 
 MOST_BRANCHES = 16  # a host that invents a label per step must not fill the memory
 
@@ -21,12 +21,15 @@ class History:
 
     Attributes:
         nbytes: bytes held.
+        plain: branch -> the newest residual as it is, for a reused step to take without further ado; only where it is
+            kept where and as it was computed.
     """
 
     def __init__(self, depth: int, device: torch.device | None = None, dtype: torch.dtype | None = None) -> None:
         self.depth, self.device, self.dtype = depth, device, dtype
         self._rings: dict[str, deque[tuple[int, Residual, int]]] = {}  # step, residual, bytes
         self._origins: dict[str, list[tuple[torch.device, torch.dtype]]] = {}
+        self.plain: dict[str, Forecast] = {}
         self.nbytes = 0
 
     def push(self, branch: str, step: int, residual: Residual) -> None:
@@ -42,6 +45,8 @@ class History:
             size += r.nbytes
         self.nbytes += size - (ring[0][2] if len(ring) == self.depth else 0)
         ring.append((step, residual, size))
+        if branch not in self._origins:
+            self.plain[branch] = Forecast((residual,))
         if len(self._rings) > MOST_BRANCHES:
             self.drop(next(iter(self._rings)))
 
@@ -58,20 +63,29 @@ class History:
         """True if there is a residual of a branch."""
         return branch in self._rings
 
-    def of(self, branch: str, count: int | None = None) -> list[Residual]:
-        """The newest ``count`` residuals of a branch, oldest first, where and as they were computed; all by default."""
-        ring = self._rings[branch]
-        kept = [ring[-1][1]] if count == 1 else [residual for _, residual, _ in ring]
-        if self.device is None and self.dtype is None:
-            return kept
+    def newest(self, branch: str) -> Residual | None:
+        """The newest residual of a branch, where and as it was computed; None if there is none."""
+        ring = self._rings.get(branch)
+        if ring is None:
+            return None
+        return ring[-1][1] if branch not in self._origins else self._restored(branch, ring[-1][1])
+
+    def of(self, branch: str) -> list[Residual]:
+        """The residuals of a branch, oldest first, where and as they were computed."""
+        kept = [residual for _, residual, _ in self._rings[branch]]
+        return kept if branch not in self._origins else [self._restored(branch, residual) for residual in kept]
+
+    def _restored(self, branch: str, residual: Residual) -> Residual:
         origins = self._origins[branch]
-        return [tuple([r.to(*origin) for r, origin in zip(one, origins, strict=True)]) for one in kept]
+        return tuple([r.to(*origin) for r, origin in zip(residual, origins, strict=True)])
 
     def drop(self, branch: str | None = None) -> None:
         """Forget one branch, or all."""
         if branch is None:
             self._rings.clear()
             self._origins.clear()
+            self.plain.clear()
             self.nbytes = 0
         else:
+            self.plain.pop(branch, None)
             self.nbytes -= sum([size for _, _, size in self._rings.pop(branch, ())])

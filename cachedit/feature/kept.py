@@ -74,9 +74,9 @@ class Kept:
     def push(self, k: int, branch: str, step: int, residual: Residual, halved: bool) -> None:
         """Keep what place ``k`` captured; of a halved batch the other half is taken from the newest kept."""
         if halved:
-            if branch not in self.histories[k]:
+            newest = self.histories[k].newest(branch)
+            if newest is None:
                 return
-            newest = self.histories[k].of(branch)[-1]
             residual = tuple([torch.cat([old.chunk(2)[0], x]) for old, x in zip(newest, residual, strict=True)])
         if self._clusters is None and isinstance(self.strategy.partition, Channels):
             self._check_channels(residual)
@@ -88,9 +88,10 @@ class Kept:
     def _note_change(self, k: int, branch: str, step: int, residual: Residual) -> None:
         """Compare with the newest that is kept; of the branches of a step the one that changed most counts."""
         site, history = self.places[k].site, self.histories[k]
-        if branch not in history:
+        before = history.newest(branch)
+        if before is None:
             return
-        gap, (before,) = step - history.steps(branch)[-1], history.of(branch, 1)
+        gap = step - history.steps(branch)[-1]
         change = _largest_change(residual, before, self.group) / max(gap, 1)
         same_step = self._changed_at.get(site) == step
         self.changes[site] = max(change, self.changes[site]) if same_step else change
@@ -121,16 +122,11 @@ class Kept:
         """The branch, or another of which place ``k`` has something; None without any."""
         return branch if self.has(k, branch) else next(iter(self.histories[k].branches), None)
 
-    def newest(self, k: int, branch: str, halved: bool) -> list[Residual]:
-        """The newest that place ``k`` has of a branch, as a history of one; of a halved batch the second half."""
-        history = self.histories[k].of(branch, 1)
-        return _second_halves(history) if halved else history
-
     def forecast(self, k: int, ctx: Context, trends: Sequence[float], halved: bool) -> Forecast:
         """What place ``k`` gives on a reused pass of the branch of ``ctx``."""
         history = self.histories[k].of(ctx.branch)
         if halved:
-            history = _second_halves(history)
+            history = [tuple([x.chunk(2)[1] for x in residual]) for residual in history]
         device = history[-1][0].device
         weights, low, cut = self._weights(ctx, trends, device) if self._weighs else (None, None, 0.0)
         correction = self.strategy.correct(ctx) if self._corrects else None
@@ -180,10 +176,6 @@ class Kept:
                 "this model."
             )
         self._clusters = torch.tensor(clusters, dtype=torch.long).to(residual[0].device)
-
-
-def _second_halves(history: list[Residual]) -> list[Residual]:
-    return [tuple([x.chunk(2)[1] for x in residual]) for residual in history]
 
 
 def _largest_change(now: Residual, before: Residual, group: Any) -> float:

@@ -6,6 +6,7 @@ returned had nothing added in between.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, Protocol
@@ -17,6 +18,7 @@ from cachedit.errors import UnsupportedModelError
 from cachedit.feature.families import Family, Layout, Stream
 from cachedit.feature.place import Forecast, Residual
 
+HOOKS = "_diffusers_hook"  # looked for in a block's __dict__, as a module takes long to say that it lacks an attribute
 DIVIDES = "cp_input"  # how the names of diffusers' hooks begin that divide the tokens among ranks
 
 
@@ -73,17 +75,17 @@ class Part:
                 self.captured += (self.summed[k] if summed else self.leaving[k] - self.first[k],)
             self.summed = [None] * len(self.streams)
 
-    def add(self, x: torch.Tensor, k: int) -> torch.Tensor:
-        """What leaves the part on a reused pass: ``x`` (or what entered, if sealed) plus the forecast of stream k."""
-        if self.forecast is None:
-            return x
-        return self.forecast.value(self.offset + k, self.first[k] if self.sealed else x)
-
-    def add_to_all(self, returned: tuple[Any, ...]) -> tuple[Any, ...]:
-        """The same for what a block returns as a tuple."""
-        out = list(returned)
+    def add(self, passed: Any) -> Any:
+        """What leaves the part on a reused pass: what was ``passed`` on, or what entered if sealed, plus forecasts."""
+        forecast, offset = self.forecast, self.offset
+        if forecast is None:
+            return passed
+        if self.streams[0].index is None:
+            return forecast.value(offset, self.first[0] if self.sealed else passed)
+        out = list(passed)
         for k, stream in enumerate(self.streams):
-            out[stream.index] = self.add(out[stream.index], k)  # type: ignore[index]
+            x = self.first[k] if self.sealed else out[stream.index]  # type: ignore[index]
+            out[stream.index] = forecast.value(offset + k, x)  # type: ignore[index]
         return tuple(out)
 
     def release(self) -> None:
@@ -140,12 +142,24 @@ class End(Watched):
         """Run the block."""
         for mark in self.marks:
             if mark.head:
-                mark.part.enter(*_received(self.block, args, kwargs), True)
+                hooked = HOOKS in self.block.__dict__
+                mark.part.enter(*(_received(self.block, args, kwargs) if hooked else (args, kwargs)), True)
         out = self.block(*args, **kwargs)
         for mark in self.marks:
             if mark.tail:
                 mark.part.leave(out, True, False)
         return out
+
+
+Role = tuple[tuple[tuple[str, int], ...] | None, str, int, bool, Part | None, Part | None]
+"""What a stand-in returns, name and position of its main stream, if it is the first, the parts it begins and ends."""
+
+
+@functools.cache
+def _passes_on(layout: Layout) -> Role:
+    """Role of a block between the ends of a part."""
+    stream = layout.streams[0]
+    return layout.returns, stream.name, stream.position, False, None, None
 
 
 class StandIn(Guise):
@@ -160,26 +174,31 @@ class StandIn(Guise):
 
     def __init__(self, block: nn.Module, layout: Layout, mark: Mark | None, first: bool = False) -> None:
         super().__init__(block)
-        self.first = first
-        self.returns = layout.returns
-        self.name, self.position = layout.streams[0].name, layout.streams[0].position
-        self.keeps_entry = mark is not None and mark.head and mark.part.sealed
-        self.part: Any = mark.part if mark is not None else None
-        self.adds = mark is not None and mark.tail
+        entered = mark.part if mark is not None and mark.head and mark.part.sealed else None
+        left = mark.part if mark is not None and mark.tail else None
+        # One object, for beside a __getattr__ Python looks up attributes the slow way, and one for all blocks between
+        # the ends, for the first look at each costs a trip to memory.
+        self.role: Role = _passes_on(layout)
+        if first or entered is not None or left is not None:
+            self.role = *self.role[:3], first, entered, left
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the block would, in form."""
-        if self.first:
+        returns, name, position, first, entered, left = self.role
+        if first and HOOKS in self.block.__dict__:
             args, kwargs = _received(self.block, args, kwargs)
-        if self.keeps_entry:
-            self.part.enter(args, kwargs, True)
-        if self.returns is None:
-            x = kwargs[self.name] if self.name in kwargs else args[self.position]
-            return self.part.add(x, 0) if self.adds else x
-        out: tuple[Any, ...] = ()
-        for name, place in self.returns:
-            out += (kwargs[name] if name in kwargs else args[place],)
-        return self.part.add_to_all(out) if self.adds else out
+        if entered is not None:
+            entered.enter(args, kwargs, True)
+        if returns is None:
+            x = kwargs[name] if name in kwargs else args[position]
+            return x if left is None else left.add(x)
+        out: tuple[Any, ...]
+        if len(returns) == 2:  # nearly all; a loop would cost as much as the rest of the stand-in
+            (one, i), (two, j) = returns
+            out = kwargs[one] if one in kwargs else args[i], kwargs[two] if two in kwargs else args[j]
+        else:
+            out = tuple([kwargs[name] if name in kwargs else args[position] for name, position in returns])
+        return out if left is None else left.add(out)
 
 
 Ask = Callable[[Any, torch.Tensor], bool]
@@ -252,7 +271,7 @@ def _received(block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tupl
 
     The hook that divides them is private and may be missing or named otherwise; what it gives is a view.
     """
-    registry = getattr(block, "_diffusers_hook", None)
+    registry = block.__dict__.get(HOOKS)
     if registry is not None:
         for name, hook in registry.hooks.items():
             if name.startswith(DIVIDES):

@@ -32,7 +32,7 @@ class Forecast:
         cut: float = 0.0,
         correction: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        self.history: tuple[tuple[torch.Tensor, ...], ...] = tuple(zip(*history, strict=True))
+        self.history = list(zip(*history, strict=True))
         self.weights, self.low, self.cut, self.correction = weights, low, cut, correction
 
     def value(self, k: int, x: torch.Tensor | None = None) -> torch.Tensor:

@@ -60,6 +60,7 @@ class Plan:
             start, steps = self.session.expert_span(self)
             context = self._context = Context(
                 schedule=clock.schedule,
+                run_start=self.session.run_start,
                 computed_steps=self.computed,
                 profile=profile,
                 expert=self.expert,
@@ -73,9 +74,21 @@ class Plan:
 
     def load(self, step: Step, compute: bool, leads: bool) -> None:
         """Hand every place that this call reuses its forecast, and note in ``step`` what that was."""
-        if self.simple:
-            self._load_simply(step, compute)
+        if not self.simple:
+            self._load_chosen(step, compute, leads)
             return
+        network, step.computed = self.network, True
+        for k, place in enumerate(network.places):
+            forecast = None if compute else self._forecast(k, step.branch)
+            network.reused[k] = reused = forecast is not None
+            place.begin(reused, forecast)
+            if reused:
+                step.computed = False
+        if step.computed and not compute:
+            step.reason = "this branch has nothing to reuse"
+
+    def _load_chosen(self, step: Step, compute: bool, leads: bool) -> None:
+        """``load`` where not simply all is reused that a branch has."""
         places, self.partial = self.network.places, False
         wanted: list[Reused] = [False] * len(places) if compute else self._reused(step)
         reused = self.network.choose(wanted, leads)
@@ -87,19 +100,6 @@ class Plan:
             step.reason = "this branch has nothing to reuse" if self.partial else "schedule"
         if self.chooses:
             step.sites = ", ".join([str(place.site) for place, r in zip(places, reused, strict=True) if r])
-
-    def _load_simply(self, step: Step, compute: bool) -> None:
-        """What ``load`` comes to where nothing is to be chosen; most steps go through here."""
-        network, kept = self.network, self.kept
-        step.computed = True
-        for k, place in enumerate(network.places):
-            reused = not compute and step.branch in kept.histories[k]
-            if reused:
-                step.computed = False
-            place.begin(reused, self._forecast(k, step.branch) if reused else None)
-            network.reused[k] = reused
-        if step.computed and not compute:
-            step.reason = "this branch has nothing to reuse"
 
     def _reused(self, step: Step) -> list[Reused]:
         """Which places this branch reuses, at a step that is not computed. All branches of a step go together."""
@@ -116,10 +116,14 @@ class Plan:
             return owner is not None
         return self.session.strategy.reuses(self._context_of(k, owner), self.network.places[k].site)
 
-    def _forecast(self, k: int, branch: str) -> Forecast:
+    def _forecast(self, k: int, branch: str) -> Forecast | None:
+        """What place ``k`` gives on a reused pass of a branch; None if nothing of the branch is kept."""
+        history = self.kept.histories[k]
         halved = self.network.halves and self.network.places[k] is not self.network.guidance
-        if self.kept.plain:
-            return Forecast(self.kept.newest(k, branch, halved))
+        if self.kept.plain and not halved and branch in history.plain:
+            return history.plain[branch]
+        if branch not in history:
+            return None
         trends = self.listener.trends() if self.listener is not None else (1.0,)
         return self.kept.forecast(k, self._context_of(k, branch), trends, halved)
 

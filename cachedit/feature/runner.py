@@ -113,11 +113,12 @@ class Runner:
             run.status = "finished"
         ask = None if self.plan.simple else self._listen(step, args, kwargs)
         if ask is None:
-            self._decide(step)
+            compute, step.reason = session.decide(self)
+            self.plan.load(step, compute, self._leads)
         if step.computed:
             self._pending = step
         self._started = time.perf_counter()
-        network.begin(ask, self._signatures[clock.branch] not in self._closed_calls)
+        network.begin(ask, step.computed and self._signatures[step.branch] not in self._closed_calls)
         return self._halved(args, kwargs) if network.guidance is not None else None
 
     def after(self, denoiser: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -153,11 +154,12 @@ class Runner:
                 self._closed_calls.add(self._signatures[step.branch])
             if step.computed or self.plan.chooses:
                 self._commit(step)
-        if self.session.clock.at_last_step:
+        last = self.session.clock.at_last_step
+        if last:
             self.kept.drop(step.branch)
             if self.plan.listener is not None:
                 self.plan.listener.release()
-        if step.computed or self.session.clock.at_last_step or not self.plan.simple:
+        if step.computed or last or not self.plan.simple:
             network.release()  # a simple reused pass holds nothing that is not kept anyway
         return given
 
@@ -195,14 +197,11 @@ class Runner:
         assert step is not None
         assert listener is not None
         step.signal = listener.hear(entered, left, self._samples, step.branch)
-        self._decide(step)
+        compute, step.reason = self.session.decide(self)
+        self.plan.load(step, compute, self._leads)
         if not step.computed:
             self._pending = None
         return not step.computed
-
-    def _decide(self, step: Step) -> None:
-        compute, step.reason = self.session.decide(self)
-        self.plan.load(step, compute, self._leads)
 
     def _halved(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The second half of a batch of two branches, where the first is forecast from it."""
@@ -213,33 +212,34 @@ class Runner:
 
     def _locate(self, args: tuple[Any, ...], kwargs: dict[str, Any], thread: int) -> None:
         """Find run, step and branch of the call, and whether the branch has a residual to reuse."""
-        session, time_value, condition = self.session, self._time(args, kwargs), kwargs.get("encoder_hidden_states")
+        session, clock, plan, name = self.session, self.session.clock, self.plan, self.time_name
+        time_value = kwargs[name] if name in kwargs else self._positional_time(args)
+        condition = kwargs.get("encoder_hidden_states")
         session.locate(time_value, self.label, condition, thread)
-        branch, signature = session.clock.branch, call_signature(args, kwargs, self.time_name)
-        before = self._signatures.get(branch)
-        if before is not None and before[0] != signature[0]:
-            session.clock.reset()  # another shape, dtype or device of the main input is another run
+        branch, signature = clock.branch, call_signature(args, kwargs, name)
+        before = self._signatures.get(branch, signature)
+        changed = before != signature
+        if changed and before[0] != signature[0]:
+            clock.reset()  # another shape, dtype or device of the main input is another run
             session.locate(time_value, self.label, condition, thread)
-            branch, before = session.clock.branch, None
-        if self.plan.first_step < 0:
-            self.plan.first_step = session.clock.step
+            branch, changed = clock.branch, False
+        if plan.first_step < 0:
+            plan.first_step = clock.step
         if self.network.guidance is not None:
-            self.network.guidance.look_at(branch, main_input(args, kwargs, self.time_name))
+            self.network.guidance.look_at(branch, main_input(args, kwargs, name))
         newest = self.kept.full.get(branch, -1)
-        if before is not None and before != signature:
+        if changed:
             self.kept.drop(branch)
             self.branch_missing = f"input changed: {', '.join(changed_inputs(before, signature))}"
         elif newest < 0:
             self.branch_missing = self.kept.why_missing.get(branch, "no residual yet")
-        elif newest < self.plan.computed[-1] < session.clock.step:
+        elif newest < plan.computed[-1] < clock.step:
             self.branch_missing = "its residual is older than the other branches'"
         else:
             self.branch_missing = None
         self._signatures[branch] = signature
 
-    def _time(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.time_name in kwargs:
-            return kwargs[self.time_name]
+    def _positional_time(self, args: tuple[Any, ...]) -> Any:
         if self.time_position is not None and self.time_position < len(args):
             return args[self.time_position]
         raise UnsupportedModelError(

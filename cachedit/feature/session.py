@@ -61,6 +61,7 @@ class Session:
         run: the record of the current run; None before the first and after the last has been closed.
         last: the last run that finished or was aborted.
         in_flight: thread that is inside a denoiser; None outside.
+        run_start: first step of the schedule that the current run makes.
         decision: whether the current step is computed as such, and why; a branch may still have nothing to reuse.
         context: what the strategy saw when it last decided.
         sampler: adjusts the pipeline's scheduler; None if the strategy leaves it alone.
@@ -81,6 +82,7 @@ class Session:
         self.run: Run | None = None
         self.last: Run | None = None
         self.in_flight: int | None = None
+        self.run_start = 0
         self._owner: int | None = None
         self._calling: int | None = None
         self.context = Context()
@@ -177,7 +179,10 @@ class Session:
         self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
         self.check_schedule("the model")
         self.strategy.check_run(self.clock.schedule, self.profile)
-        self.run.expected = dict(self.strategy.expected(self.clock.schedule, self.profile))
+        self.run_start = self.clock.step
+        _, steps = self.expert_span(self.runners[0].plan)
+        ctx = Context(schedule=self.clock.schedule, run_start=self.run_start, profile=self.profile, expert_steps=steps)
+        self.run.expected = dict(self.strategy.expected(ctx))
 
     def check_schedule(self, driven: str) -> None:
         """Raise ValueError if the strategy must know the number of steps and ``driven`` does not tell it."""
@@ -199,8 +204,9 @@ class Session:
 
     def _decide(self, runner: Runner) -> tuple[bool, str]:
         clock, steps = self.clock, self.clock.schedule.num_steps
-        if not runner.kept.full.keys() >= set(clock.known):
-            return True, "another branch has no residual"
+        for branch in clock.known:
+            if branch not in runner.kept.full:
+                return True, "another branch has no residual"
         guarded, length = self.options.few_step_guard, clock.step + 1 if steps is None else steps
         if guarded and length <= FEW_STEPS:
             return (

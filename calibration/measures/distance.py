@@ -38,11 +38,13 @@ class Distance(Measure):
 
     def watch(self, step: Step, values: Mapping[Site, Residual]) -> None:
         """Keep the feature, or a sample of it."""
-        self._kept.setdefault(step.branch, {})[step.index] = _sampled(values[self.sites[0]])
+        if self.sites[0] in values:
+            self._kept.setdefault(step.branch, {})[step.index] = _sampled(values[self.sites[0]])
 
     def stop(self) -> dict[str, dict[str, Any]]:
         """Distances and squares of this prompt, per branch."""
-        return {branch: _measured(features) for branch, features in self._kept.items()}
+        steps = 1 + max(step for features in self._kept.values() for step in features)
+        return {branch: _measured(features, steps) for branch, features in self._kept.items()}
 
     def arrays(self, parts: list[dict[str, dict[str, Any]]]) -> Arrays:
         """Means over the prompts."""
@@ -61,14 +63,13 @@ def _sampled(feature: Residual) -> torch.Tensor:
     return flat.float().cpu()
 
 
-def _measured(features: Mapping[int, torch.Tensor]) -> dict[str, Any]:
+def _measured(features: Mapping[int, torch.Tensor], steps: int) -> dict[str, Any]:
     """A step at which the branch was not called has the feature of the step before, or of the first that there is."""
-    steps = range(1 + max(features))
-    at = [max((known for known in features if known <= step), default=min(features)) for step in steps]
+    at = [max((known for known in features if known <= step), default=min(features)) for step in range(steps)]
     rows = torch.stack([features[step] for step in at]).double()
     level = rows.square().sum(1)
     unit = float(level.mean()) or 1.0
-    pairs = torch.cat([(rows[step] - rows[step + 1 :]).square().sum(1) for step in steps])
+    pairs = torch.cat([(rows[step] - rows[step + 1 :]).square().sum(1) for step in range(steps)])
     return {"pairs": _digits(pairs / unit), "squares": _digits(level / unit)}
 
 
