@@ -253,6 +253,7 @@ class TestDemo:
         out = printed(capsys, "demo", "--strategy", "magcache", "auto", "--max-nfe", "4", *words)
         _, other, auto = json.loads(Path("a.json").read_text(encoding="utf-8"))["rows"]
         assert auto["nfe"] == auto["expected"]["computed_steps"] == 4
+        assert "max_nfe=4" in auto["configuration"]
         assert other["expected"] is None
         told = f"4 computed steps, PSNR {auto['expected']['psnr']:.1f}, SSIM "
         assert next(line for line in out.splitlines() if line.startswith("auto expected ")).count(told) == 1
