@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cachedit.cli.measuring import OF_FRONTIER, Measuring, add_measuring
+from cachedit.cli.measuring import Measuring, add_measuring
 from cachedit.cli.parser import Parser, print_json
 
 if TYPE_CHECKING:
