@@ -289,10 +289,8 @@ def _check(profile: Profile) -> None:
                 raise ProfileError(f"field 'model.{key}' must be a {kind.__name__}")
         if not all(isinstance(name, str) for name in profile.model["names"]):
             raise ProfileError("field 'model.names' must be a list of texts")
-    for kind, keys in (
-        (dict, ("sampler", "defaults", "provenance", "versions")),
-        (str, ("name", "strategy", "date", "command")),
-    ):
+    objects, texts = ("sampler", "defaults", "provenance", "versions"), ("name", "strategy", "date", "command")
+    for kind, keys in ((dict, objects), (str, texts)):
         for key in keys:
             if not isinstance(getattr(profile, key), kind):
                 raise ProfileError(f"field '{key}' must be {'an object' if kind is dict else 'a text'}")

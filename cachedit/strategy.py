@@ -128,7 +128,6 @@ class Context:
         timestep: in the scheduler's units; None when unknown.
         sigma: noise level in [0, 1]; None when unknown.
         schedule: the schedule of this run.
-        run_start: first step of the schedule that this run makes, later than 0 from image to image.
         computed_steps: steps at which this expert was computed in this run, oldest first.
         profile: what calibration stored; None for strategies that need none.
         branch: the guidance path that asks; the answer holds for all branches of the step.
@@ -141,13 +140,13 @@ class Context:
             most; for strategies that measure it.
         reused: the sites that the last reused step reused.
         trend: how far the probe has moved since the last computed step, over how far it moved between the last two.
+        run_start: first step of the schedule that this run makes, later than 0 from image to image.
     """
 
     step: int = 0
     timestep: float | None = None
     sigma: float | None = None
     schedule: Schedule = field(default_factory=Schedule)
-    run_start: int = 0
     computed_steps: list[int] = field(default_factory=list)
     profile: Profile | None = None
     branch: str = ""
@@ -159,6 +158,7 @@ class Context:
     trend: float = 1.0
     changes: Mapping[Site, float] = field(default_factory=dict)
     reused: Sequence[Site] = ()
+    run_start: int = 0
 
 
 @dataclass(frozen=True)

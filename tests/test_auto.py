@@ -476,7 +476,7 @@ def schedule_of(record: cachedit.Run) -> Schedule:
 )
 def test_pipelines_run_what_is_solved_for_their_steps(name: str, steps: int, length: int) -> None:
     """Other numbers of steps, a multistep sampler, the second half of a schedule and a UNet, from one profile."""
-    profile, options = drifting(), {"predictor": "line"}
+    profile, options = drifting(), {"predictor": "line", "criterion": "min_sum"}
     if name == "sd":
         profile.defaults["cached"] = "output"
     built = PIPELINES[name]()
@@ -492,7 +492,7 @@ def test_pipelines_run_what_is_solved_for_their_steps(name: str, steps: int, len
 def test_both_experts_of_a_pipeline() -> None:
     """Three of ten steps belong to the first; the plan and what is expected know it."""
     profile, built = drifting(), PIPELINES["wan22"]()
-    cachedit.wrap(built.pipe, Auto(max_nfe=4, predictor="line"), profile=profile)
+    cachedit.wrap(built.pipe, Auto(max_nfe=4, predictor="line", criterion="min_sum"), profile=profile)
     run(built)
     record = record_of(built.pipe)
     experts = {step.index: step.expert for step in record.steps}
@@ -507,7 +507,7 @@ def test_both_experts_of_a_pipeline() -> None:
 def test_after_a_step_out_of_turn_weights_are_solved_for_what_is_kept() -> None:
     """By hand: the line through steps 4 and 5, a step further; of 4 and 6 half of their distance further."""
     profile = drifting(12)
-    strategy = Auto(max_nfe=4, predictor="line").configured(profile)
+    strategy = Auto(max_nfe=4, predictor="line", criterion="min_sum").configured(profile)
     schedule = Schedule(12, sigmas=evenly(12))
     assert not {4, 6} & {*strategy.plan(schedule, profile).computed}
 

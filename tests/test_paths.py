@@ -128,9 +128,3 @@ def test_a_forbidden_gap_may_leave_a_budget_without_a_schedule() -> None:
     found = shortest_paths(4, 1, costs)
     assert [*found] == [2, 3, 4]
     assert found[2] == (0, 2)
-
-
-def test_gaps_that_cost_nothing_count_for_nothing() -> None:
-    """Of one gap that costs 1 and any number of free ones; a longer list of costs is not a worse one."""
-    prices = {(0,): [0.0, 1.0], (1,): [0.0, 1.0], (2,): [0.0]}
-    assert shortest_paths(3, 1, prices.__getitem__, "minimax")[2] == (0, 1)
