@@ -84,9 +84,10 @@ def measure_frontier(
         )
     sweep = Sweep(pipe, profile, prompts, seed, call_options or {}, Work(Ranks.here()))
     ranks = sweep.work.ranks
-    if checkpoint is not None:
-        kept = sweep.work.checkpoint = Checkpoint(checkpoint, sweep.identity(steps))
-        ranks.exchange(lambda: kept.open(resume) if ranks.is_main else None)
+    if checkpoint is not None and ranks.is_main:
+        sweep.work.checkpoint = Checkpoint(checkpoint, sweep.identity(steps))
+    kept = sweep.work.checkpoint
+    ranks.exchange(lambda: kept.open(resume) if kept is not None else None)
     sweep.work.tally = Tally(progress if ranks.is_main else None, sum(map(sweep.expected_steps, steps)))
     try:
         measured = []
@@ -95,8 +96,7 @@ def measure_frontier(
                 measured.append(sweep.measure(count))
     finally:
         unwrap(pipe)
-    if checkpoint is not None:
-        ranks.exchange(lambda: kept.remove() if ranks.is_main else None)
+    ranks.exchange(lambda: kept.remove() if kept is not None else None)
     return _stored(profile, measured, sweep)
 
 
