@@ -94,13 +94,13 @@ def copied(profile: Profile, budget: int, predictor: str, steps: int) -> Copied:
         chosen = tuple(sorted({round(step * (steps - 1) / (known - 1)) for step in plan.computed}))
         if len(chosen) == budget:
             break
-    solver = auto.planner(profile, schedule).solver
+    solver = auto.planner(schedule, profile).solver
     rows: dict[int, tuple[float, ...]] = {}
     for step in range(steps):
         nearest = round(step * (known - 1) / (steps - 1))
         before = [place for place in plan.computed if place < nearest]
         if step not in chosen and before:
-            rows[step] = tuple(solver.weights(predictor, before, [nearest])[0])
+            rows[step] = tuple(solver.weights(predictor, before[-2:], nearest))
     return Copied(chosen, rows)
 
 
@@ -204,7 +204,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--markdown", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    profile = Profile.load(options.profile) if options.profile else shipped()["image"]
+    profile = Profile.load(options.profile) if options.profile else shipped()["image-auto"]
     bench = Bench(options.prompts)
     if options.what == "targets":
         rows = targets(bench, profile)
