@@ -51,5 +51,5 @@ def compare(
     experiment = Experiment(
         pipe, configurations, prompts, steps, seeds=(seed,), repeats=repeats, call_options=call_options
     )
-    experiment.work.tally = Tally(progress, experiment.expected_steps)
+    experiment.work.tally = Tally(progress, experiment.expected_steps())
     return experiment.run()

@@ -81,11 +81,9 @@ class Experiment:
         self.conditions = describe(pipe, prompts, steps, seeds[0], repeats, self.call_options)
         self.conditions |= {"seeds": [seed for _, seed in self.cells], "profiles": profiles}
 
-    @property
-    def expected_steps(self) -> int:
-        """Steps of the sampler in all runs that ``run`` makes."""
-        warm = len(self.configurations) * self.work.ranks.count
-        return self.steps * (warm + len(self.configurations) * self.repeats * len(self.cells))
+    def expected_steps(self, processes: int = 1) -> int:
+        """Steps of the sampler in all runs that ``run`` makes, each process warming up for itself."""
+        return self.steps * len(self.configurations) * (processes + self.repeats * len(self.cells))
 
     def run(self) -> Comparison:
         """Make all runs; the pipeline is left without a cache."""
@@ -105,7 +103,7 @@ class Experiment:
         conditions = {**self.conditions, "size": units[0]["size"], "processes": self.work.ranks.count}
         calls = [latency for shot in baseline.shots for latency in shot.latencies]
         # Where these are far apart, other work slowed the machine, and the speed-ups say little.
-        conditions["baseline calls"] = f"{len(calls)}, of {duration(min(calls))} to {duration(max(calls))}"
+        conditions["baseline_calls"] = f"{len(calls)}, of {duration(min(calls))} to {duration(max(calls))}"
         return Comparison(conditions, rows, metrics, self.panel.unavailable)
 
     def count(self, comparison: Comparison) -> None:

@@ -6,7 +6,6 @@ import base64
 import io
 import math
 from html import escape
-from typing import NamedTuple
 
 import torch
 from PIL import Image
@@ -21,22 +20,6 @@ FILM_SIDE, FILM_FRAMES = 256, 64  # of a video in a page: the longer side, and t
 SMALL_FRAME = 64  # pixels; larger frames go into a page as JPEG
 
 
-class Sheet(NamedTuple):
-    """The frames of a video side by side in one picture, which a page shows one at a time.
-
-    Attributes:
-        uri: the picture.
-        columns, rows: of frames.
-        width, height: of a frame.
-    """
-
-    uri: str
-    columns: int
-    rows: int
-    width: int
-    height: int
-
-
 def data_uri(picture: Tensor) -> str:
     """A picture ``[3, H, W]`` in [0, 1] as a data URI: PNG up to 256 pixels a side, JPEG of at most 512 above.
 
@@ -49,11 +32,11 @@ def data_uri(picture: Tensor) -> str:
     return _encoded(image, "jpeg")
 
 
-def figure(picture: Tensor, caption: str) -> str:
-    """A picture ``[3, H, W]`` with its caption."""
-    small = ' class="small"' if max(picture.shape[1:]) <= LOSSLESS_SIDE else ""
+def figure(pictures: Tensor, caption: str) -> str:
+    """The first picture of ``[N, 3, H, W]`` with its caption."""
+    small = ' class="small"' if max(pictures.shape[2:]) <= LOSSLESS_SIDE else ""
     text = escape(caption, quote=True)
-    return f'<figure><img{small} src="{data_uri(picture)}" alt="{text}"><figcaption>{text}</figcaption></figure>'
+    return f'<figure><img{small} src="{data_uri(pictures[0])}" alt="{text}"><figcaption>{text}</figcaption></figure>'
 
 
 def shown_frames(count: int) -> list[int]:
@@ -63,38 +46,39 @@ def shown_frames(count: int) -> list[int]:
     return [round(k * (count - 1) / (FILM_FRAMES - 1)) for k in range(FILM_FRAMES)]
 
 
-def sheet(frames: Tensor) -> Sheet:
-    """Frames ``[N, 3, H, W]`` as one picture, small enough for a page."""
+def film(frames: Tensor, caption: str) -> str:
+    """Frames ``[N, 3, H, W]`` with a caption: one picture of all, of which the page's script shows one at a time."""
     scale = min(1.0, FILM_SIDE / max(frames.shape[2:]))
     if scale < 1:
         frames = F.interpolate(frames, scale_factor=scale, mode="area")
     count, _, height, width = frames.shape
-    columns = math.ceil(math.sqrt(count))
-    rows = math.ceil(count / columns)
-    canvas = torch.zeros(3, rows * height, columns * width)
+    columns, rows = layout(count)
+    sheet = torch.zeros(3, rows * height, columns * width)
     for k, frame in enumerate(frames):
         top, left = k // columns * height, k % columns * width
-        canvas[:, top : top + height, left : left + width] = frame
-    lossless = scale == 1 and max(height, width) <= SMALL_FRAME
-    return Sheet(_encoded(to_image(canvas), "png" if lossless else "jpeg"), columns, rows, width, height)
-
-
-def film(found: Sheet, caption: str) -> str:
-    """One frame of a sheet with its caption; the script of the page turns to the others."""
+        sheet[:, top : top + height, left : left + width] = frame
+    kind = "png" if max(height, width) <= SMALL_FRAME else "jpeg"
     text = escape(caption, quote=True)
     style = (
-        f"aspect-ratio:{found.width}/{found.height};background-image:url({found.uri});"
-        f"background-size:{100 * found.columns}% {100 * found.rows}%"
+        f"aspect-ratio:{width}/{height};background-image:url({_encoded(to_image(sheet), kind)});"
+        f"background-size:{100 * columns}% {100 * rows}%"
     )
     picture = f'<div class="film" role="img" aria-label="{text}" style="{style}"></div>'
     return f"<figure>{picture}<figcaption>{text}</figcaption></figure>"
 
 
-def player(found: Sheet, count: int, label: str) -> str:
+def layout(count: int) -> tuple[int, int]:
+    """Columns and rows of so many frames in one picture."""
+    columns = math.ceil(math.sqrt(count))
+    return columns, math.ceil(count / columns)
+
+
+def player(count: int, label: str) -> str:
     """Controls of all films of a section: a button and a slider. Hidden until the script is there."""
+    columns, rows = layout(count)
     text = escape(label, quote=True)
     return (
-        f'<div class="player" hidden data-columns="{found.columns}" data-rows="{found.rows}">'
+        f'<div class="player" hidden data-columns="{columns}" data-rows="{rows}">'
         f'<button type="button" aria-label="Play or pause: {text}">Play</button>'
         f'<input type="range" min="1" max="{count}" value="1" aria-label="Frame: {text}">'
         f"<output>1 of {count}</output></div>"

@@ -124,7 +124,7 @@ def _conditions(folders: tuple[Path, Path], shots: list[Shot]) -> dict[str, Any]
     return {
         "reference": str(folders[0]),
         "compared": str(folders[1]),
-        "number of files": len(shots),
+        "num_files": len(shots),
         "protocol": "files of one name, as they are stored; nothing is known of how they were made",
         "cachedit": __version__,
         "torch": torch.__version__,

@@ -10,7 +10,7 @@ from html import escape
 from torch import Tensor
 
 from cachedit.evaluate.comparison import Comparison, Row, Shot, told
-from cachedit.evaluate.figures import LARGEST_SIDE, LOSSLESS_SIDE, figure, film, player, sheet, shown_frames
+from cachedit.evaluate.figures import LARGEST_SIDE, LOSSLESS_SIDE, figure, film, player, shown_frames
 from cachedit.evaluate.page_style import PLAYER, STYLE
 from cachedit.evaluate.pictures import difference
 from cachedit.evaluate.plot import draw_plot, undrawn
@@ -140,20 +140,18 @@ def _prompt(comparison: Comparison, index: int) -> str:
     parts = [f"<h3>{heading}</h3>"]
     bare = reference.look()
     if reference.video:
-        parts.append(player(sheet(bare[shown_frames(len(bare))]), len(shown_frames(len(bare))), reference.prompt))
+        parts.append(player(len(shown_frames(len(bare))), reference.prompt))
+    parts.append('<div class="caches">')
     for row in comparison.cached:
         shot = row.shots[index]
         quality = told(shot.quality, comparison.metrics, shot.identical)
         captions = [_named(comparison, reference), f"{row.strategy}: {quality}", f"difference x {GAIN:g}"]
         looks = _looks(bare, shot.look(), reference.video)
-        drawn = [
-            film(sheet(look), text) if reference.video else figure(look[0], text)
-            for look, text in zip(looks, captions, strict=True)
-        ]
-        parts.append(f'<div class="shots">{"".join(drawn)}</div>')
-        if shot.strip:
-            parts.append(f"<p>{_strip(shot.strip)}</p>")
-    return f"<section>{''.join(parts)}</section>"
+        draw = film if reference.video else figure
+        drawn = [draw(look, text) for look, text in zip(looks, captions, strict=True)]
+        strip = f"<p>{_strip(shot.strip)}</p>" if shot.strip else ""
+        parts.append(f'<div><div class="shots">{"".join(drawn)}</div>{strip}</div>')
+    return f"<section>{''.join(parts)}</div></section>"
 
 
 def _named(comparison: Comparison, shot: Shot) -> str:

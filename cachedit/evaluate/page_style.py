@@ -19,13 +19,15 @@ dt { opacity: .75; } dd { margin: 0; overflow-wrap: anywhere; }
 code { font-family: ui-monospace, monospace; overflow-wrap: anywhere; }
 .note { border-left: 3px solid var(--warn); padding-left: .7rem; }
 .caption, figcaption { font-size: .85rem; opacity: .8; }
-.shots { display: grid; grid-template-columns: repeat(3, minmax(0, 240px)); gap: .3rem .8rem; margin-top: .6rem; }
+.caches { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: .8rem 2rem; }
+.shots { display: grid; grid-template-columns: repeat(3, minmax(0, 240px)); gap: .3rem .8rem; }
+.caches p { margin: .2rem 0; }
 figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; }
 figure img, .film { width: 100%; display: block; background: var(--soft); }
 img.small, .film.small { image-rendering: pixelated; }
 .strip { font-family: ui-monospace, monospace; letter-spacing: .05em; color: var(--mark); overflow-wrap: anywhere; }
 svg.plot { width: 100%; max-width: 620px; height: auto; display: block; }
-.player { display: flex; gap: .6rem; align-items: center; max-width: 745px; margin-top: .5rem; }
+.player { display: flex; gap: .6rem; align-items: center; max-width: 745px; margin: .5rem 0; }
 .player input { flex: 1; min-width: 0; } .player button { min-width: 4.5rem; font: inherit; }
 .player output { min-width: 4.5rem; font-variant-numeric: tabular-nums; }
 @media (max-width: 600px) {

@@ -9,7 +9,7 @@ from html import escape
 from cachedit.evaluate.comparison import Comparison, Row
 
 WIDTH, HEIGHT = 620, 360
-LEFT, RIGHT, TOP, BOTTOM = 56, 20, 20, 48  # margins
+LEFT, RIGHT, TOP, BOTTOM = 70, 20, 20, 48  # margins
 LETTER = 6.6  # width of a letter of a label, about
 TICKS = 6  # at most
 
@@ -21,9 +21,10 @@ def draw_plot(comparison: Comparison) -> str:
         return ""
     across = [row.speedup or 0 for row in rows]
     up = [value for row in rows for value in _span(row)]
-    x_ticks, y_ticks = ticks(min(1.0, *across), max(1.0, *across)), ticks(min(up), max(up))
+    x_ticks, y_ticks = ticks(min(1.0, *across), max(1.0, *across), 0.1), ticks(min(up), max(up), 1.0)
     parts = [*_axes(x_ticks, y_ticks)]
-    taken: list[tuple[float, float, float]] = []
+    spots = [(_x(row.speedup or 0, x_ticks), _y(row.psnr or 0, y_ticks)) for row in rows]
+    taken = [(x - 6, x + 6, y + 4) for x, y in spots]
     for row in sorted(rows, key=lambda row: -(row.psnr or 0)):
         parts += _point(row, x_ticks, y_ticks, taken)
     told = "; ".join(f"{row.strategy} {row.speedup:.2f}x at {row.psnr:.1f} dB" for row in rows)
@@ -39,9 +40,15 @@ def undrawn(comparison: Comparison) -> list[str]:
     return [row.strategy for row in comparison.cached if not _drawable(row)]
 
 
-def ticks(low: float, high: float) -> list[float]:
-    """Round numbers from at most ``low`` to at least ``high``, in steps of 1, 2 or 5 times a power of ten."""
-    span = max(high - low, 0.1)
+def ticks(low: float, high: float, least: float) -> list[float]:
+    """Round numbers from at most ``low`` to at least ``high``, in steps of 1, 2 or 5 times a power of ten.
+
+    Args:
+        low, high: what is drawn.
+        least: smallest range to spread over the axis, so that noise does not fill it.
+    """
+    middle, half = (low + high) / 2, max(high - low, least) / 2
+    low, high, span = middle - half, middle + half, 2 * half
     power = 10 ** math.floor(math.log10(span / (TICKS - 1)))
     for factor in (1, 2, 5, 10):
         step = factor * power

@@ -144,29 +144,23 @@ def measure(
     """
     folder = Path(folder)
     _check_names(configurations)
-    panel = Panel((*STANDARD, *metrics))
     experiment = Experiment(
-        pipe, configurations, prompts, steps, seeds=seeds, repeats=repeats, call_options=call_options, panel=panel,
+        pipe,
+        configurations,
+        prompts,
+        steps,
+        seeds=seeds,
+        repeats=repeats,
+        call_options=call_options,
+        panel=Panel((*STANDARD, *metrics)),
         cancelled=cancelled,
-    )  # fmt: skip
+    )
     ranks = Ranks.here()
-    experiment.work = Work(ranks)
-    experiment.keep = lambda shot, name: _keep(folder, shot, name, experiment.cells)
     kept = Checkpoint(folder / UNFINISHED, _identity(experiment), "report") if ranks.is_main else None
-
-    def begin() -> None:
-        if (folder / NAMES[0]).exists():
-            raise ValueError(
-                f"{folder} holds a finished report; allowed: another folder. Delete this one to replace it."
-            )
-        folder.mkdir(parents=True, exist_ok=True)
-        if kept is not None:
-            kept.open(resume)
-
-    ranks.exchange(begin)
-    experiment.work.checkpoint = kept
-    total = experiment.expected_steps + steps * len(experiment.configurations)
-    experiment.work.tally = Tally(progress if ranks.is_main else None, total)
+    ranks.exchange(lambda: _begin(folder, kept, resume))
+    total = experiment.expected_steps(ranks.count) + steps * len(experiment.configurations)
+    experiment.work = Work(ranks, kept, Tally(progress if ranks.is_main else None, total))
+    experiment.keep = lambda shot, name: _keep(folder, shot, name, experiment.cells)
     comparison = experiment.run()
     experiment.count(comparison)
     for shot in (shot for row in comparison.rows for shot in row.shots):
@@ -174,6 +168,15 @@ def measure(
         shot.file = folder / PICTURES / shot.file.parent.name / shot.file.name  # a resumed folder may have moved
     comparison.conditions = {**(conditions or {}), **comparison.conditions, **(conditions or {})}
     return Report(comparison, folder, is_main=ranks.is_main, checkpoint=kept)
+
+
+def _begin(folder: Path, kept: Checkpoint | None, resume: bool) -> None:
+    """Make the folder, or go on with what lies there."""
+    if (folder / NAMES[0]).exists():
+        raise ValueError(f"{folder} holds a finished report; allowed: another folder. Delete this one to redo it.")
+    folder.mkdir(parents=True, exist_ok=True)
+    if kept is not None:
+        kept.open(resume)
 
 
 def _keep(folder: Path, shot: Shot, name: str, cells: Sequence[tuple[str, int]]) -> Path:

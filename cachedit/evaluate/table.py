@@ -25,7 +25,12 @@ COUNTED = (
 )
 FOLDERS = "PSNR (dB) and others: against the picture of the same name, mean over all; PSNR of those that differ."
 UNTOLD = "not measured"
-NAMES = {"call_options": "call options", "num_prompts": "number of prompts"}
+NAMES = {
+    "call_options": "call options",
+    "num_prompts": "number of prompts",
+    "num_files": "number of files",
+    "baseline_calls": "baseline calls",
+}
 
 
 def header(comparison: Comparison) -> list[str]:
@@ -85,7 +90,8 @@ def condition_lines(conditions: dict[str, Any]) -> list[tuple[str, str]]:
     lines = []
     for name, value in conditions.items():
         if isinstance(value, dict):
-            text = ", ".join(f"{key}={entry}" for key, entry in value.items()) or "none"
+            equals = ": " if name == "profiles" else "="  # names of configurations hold "=" themselves
+            text = ", ".join(f"{key}{equals}{entry}" for key, entry in value.items()) or "none"
         elif isinstance(value, list):
             text = "; ".join(map(str, value))
         else:

@@ -42,7 +42,8 @@ def take(
     else:
         configuration.attach(pipe)
     # With offload the pipeline's own device is where it rests, not where it runs.
-    device = torch.device(getattr(pipe, "_execution_device", None) or getattr(pipe, "device", "cpu"))
+    place: Any = getattr(pipe, "_execution_device", None) or getattr(pipe, "device", "cpu")
+    device = torch.device(place)
     generator = torch.Generator().manual_seed(shot.seed)
     options = {"output_type": "np", **_calling(pipe, on_step), **call_options}
     with torch.no_grad(), warnings.catch_warnings():
