@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 import cachedit
+from cachedit.cli import main
 from cachedit.evaluate.comparison import Comparison, Row, Shot
 from cachedit.evaluate.configuration import Configuration, parse_configuration
 from cachedit.evaluate.macs import _ON_CPU
@@ -36,6 +38,14 @@ from cachedit.feature.attachment import find
 SCHEMA = Path(__file__).with_name("report_schema.json")
 STEPS = 8
 SIZE = {"height": 32, "width": 32}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_weights() -> Iterator[None]:
+    """As where those of LPIPS cannot be had; nobody looks for them on the net."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CACHEDIT_LPIPS_WEIGHTS", "nowhere.pth")
+        yield
 
 
 def every() -> list[Configuration]:
@@ -53,9 +63,7 @@ def measured(folder: Path, pipe: Any = None, **options: Any) -> Report:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CACHEDIT_LPIPS_WEIGHTS", "nowhere.pth")  # as where they cannot be had
-        found = measured(tmp_path_factory.mktemp("report") / "out", conditions={"command": "cachedit report x"})
+    found = measured(tmp_path_factory.mktemp("report") / "out", conditions={"command": "cachedit report x"})
     found.write()
     return found
 
@@ -400,7 +408,9 @@ def command(folder: Path, *words: str) -> SimpleNamespace:
     return SimpleNamespace(code=done.returncode, out=done.stdout.decode(), error=done.stderr.decode())
 
 
-def test_report_from_the_command_line(model: Path, tmp_path: Path) -> None:
+def test_report_from_the_command_line(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["report", str(model), "--strategies", "fora:interval=2", "--prompt", "red star", "--steps", "6"]
     done = command(tmp_path, *words, "--seeds", "2", "--height", "32", "--width", "32", "-o", "out")
     assert done.code == 0, done.error
@@ -409,12 +419,15 @@ def test_report_from_the_command_line(model: Path, tmp_path: Path) -> None:
     assert data["conditions"]["command"].startswith("cachedit report ")
     assert data["conditions"]["seeds"] == [0, 1]
     assert (data["rows"][1]["strategy"], data["rows"][1]["nfe"]) == ("fora:interval=2", 3)
-    again = command(tmp_path, *words, "-o", "out")
-    assert (again.code, again.error.count("\n")) == (2, 1)
-    assert "holds a finished report" in again.error
+    monkeypatch.chdir(tmp_path)
+    assert main([*words, "-o", "out"]) == 2
+    refusal = capsys.readouterr().err
+    assert "out holds a finished report" in refusal
+    assert refusal.count("\n") == 1
     # The pictures of a report are folders that can be compared.
     folders = [f"out/pictures/{name}" for name in ("baseline", "fora-interval=2")]
-    compared = json.loads(command(tmp_path, "compare", *folders, "--json").out)["rows"][1]
+    assert main(["compare", *folders, "--json"]) == 0
+    compared = json.loads(capsys.readouterr().out)["rows"][1]
     files = [np.asarray(Image.open(tmp_path / folder / "001-seed0.png"), dtype=float) for folder in folders]
     assert compared["prompts"][0]["psnr"] == pytest.approx(
         20 * math.log10(255) - 10 * math.log10(np.square(files[0] - files[1]).mean()), abs=1e-3

@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 
 from cachedit.evaluate.lpips import lpips
-from cachedit.evaluate.pairs import MetricUnavailable, checked
+from cachedit.evaluate.pairs import MetricUnavailable, check_size, checked
 from cachedit.evaluate.st_lpips import st_lpips
 
 __all__ = ["MetricUnavailable", "lpips", "mean_psnr", "ms_ssim", "psnr", "ssim", "st_lpips", "temporal_error"]
@@ -56,11 +56,7 @@ def ssim(a: Tensor, b: Tensor) -> Tensor:
     from torchmetrics.functional.image import structural_similarity_index_measure
 
     a, b = checked(a, b)
-    if min(a.shape[2:]) < SSIM_WINDOW:
-        raise MetricUnavailable(
-            f"SSIM got pictures of {a.shape[2]}x{a.shape[3]} pixels; allowed: {SSIM_WINDOW}x{SSIM_WINDOW} or more. "
-            "Use PSNR."
-        )
+    check_size(a, SSIM_WINDOW, "SSIM", "PSNR")
     # In float32 its variances are differences of large numbers, and identical pictures score 0.999997.
     values = structural_similarity_index_measure(a.double(), b.double(), data_range=1.0, reduction="none")
     assert isinstance(values, Tensor)
@@ -71,7 +67,7 @@ def ms_ssim(a: Tensor, b: Tensor) -> Tensor:
     """Structural similarity over five scales with the usual weights; 1 for identical pictures.
 
     Args:
-        a: ``[N, 3, H, W]`` in [0, 1], at least 161 pixels in height and width.
+        a: ``[N, 3, H, W]`` in [0, 1], at least 176 pixels in height and width.
         b: like ``a``.
 
     Returns:
@@ -84,11 +80,7 @@ def ms_ssim(a: Tensor, b: Tensor) -> Tensor:
     from torchmetrics.functional.image import multiscale_structural_similarity_index_measure
 
     a, b = checked(a, b)
-    least = (SSIM_WINDOW - 1) * 2 ** (SCALES - 1) + 1
-    if min(a.shape[2:]) < least:
-        raise MetricUnavailable(
-            f"MS-SSIM got pictures of {a.shape[2]}x{a.shape[3]} pixels; allowed: {least}x{least} or more. Use SSIM."
-        )
+    check_size(a, SSIM_WINDOW * 2 ** (SCALES - 1), "MS-SSIM", "SSIM")
     values = multiscale_structural_similarity_index_measure(
         a.double(), b.double(), data_range=1.0, reduction="none", normalize="relu"
     )

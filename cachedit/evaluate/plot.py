@@ -12,6 +12,7 @@ WIDTH, HEIGHT = 620, 360
 LEFT, RIGHT, TOP, BOTTOM = 70, 20, 20, 48  # margins
 LETTER = 6.6  # width of a letter of a label, about
 TICKS = 6  # at most
+LONGEST = 36  # letters of a label
 
 
 def draw_plot(comparison: Comparison) -> str:
@@ -101,7 +102,8 @@ def _point(
     """The point, the line to its worst prompt, and a label that keeps clear of those in ``taken``."""
     heights = [_y(value, y_ticks) for value in _span(row)]
     x, y = _x(row.speedup or 0, x_ticks), heights[0]
-    width = LETTER * len(row.strategy)
+    name = row.strategy if len(row.strategy) <= LONGEST else f"{row.strategy[: LONGEST - 1]}…"
+    width = LETTER * len(name)
     to_left = x + 9 + width > WIDTH
     start = max(x - 9 - width, 0) if to_left else x + 9
     level = y + 4
@@ -112,5 +114,5 @@ def _point(
     return [
         f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{x:.1f}" y2="{low:.1f}" stroke="{mark}" stroke-width="2" opacity=".5"/>',
         f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{mark}"/>',
-        f'<text x="{start:.1f}" y="{level:.1f}">{escape(row.strategy)}</text>',
+        f'<text x="{start:.1f}" y="{level:.1f}">{escape(name)}</text>',
     ]
