@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from painter import Painter
 from PIL import Image
 from test_demo import PROMPTS, Frames, profile, tiny_pipeline
 from test_threads_ranks import environment, ranks
@@ -31,7 +32,7 @@ from cachedit.evaluate.markdown import render_markdown
 from cachedit.evaluate.page import SHOWN, render
 from cachedit.evaluate.plot import draw_plot, ticks, undrawn
 from cachedit.evaluate.report import Cancelled, Report, measure
-from cachedit.evaluate.table import table_cells
+from cachedit.evaluate.table import header, table_cells
 from cachedit.evaluate.taking import take
 from cachedit.feature.attachment import find
 
@@ -432,3 +433,29 @@ def test_report_from_the_command_line(
     assert compared["prompts"][0]["psnr"] == pytest.approx(
         20 * math.log10(255) - 10 * math.log10(np.square(files[0] - files[1]).mean()), abs=1e-3
     )
+
+
+class OnDevice(Painter):
+    """Says that it runs on a GPU, and returns a grey picture."""
+
+    _execution_device = torch.device("cuda", 0)
+
+    def __call__(self, **options: Any) -> SimpleNamespace:
+        return SimpleNamespace(images=np.full((1, 12, 12, 3), 0.5, np.float32))
+
+
+def test_peak_memory_is_the_devices_own_since_the_run_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: what is asked of torch, in which order, and that the largest of several runs counts."""
+    asked: list[str] = []
+    peaks = [700, 900, 800]
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *device: asked.append("wait"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: asked.append(f"reset {device}"))
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: peaks.pop(0))
+    shot = Shot("red star", 0)
+    for _ in range(3):
+        take(OnDevice(), None, shot, STEPS, {})
+    assert asked == ["wait", "reset cuda:0", "wait"] * 3
+    assert shot.peak_memory == 900
+    baseline = Row.of_baseline([shot, Shot("x", 1, [1.0])], STEPS)
+    comparison = Comparison({}, [baseline], counted=True)
+    assert dict(zip(header(comparison), table_cells(comparison, baseline), strict=True))["peak memory"] == "900 B"

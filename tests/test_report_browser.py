@@ -23,6 +23,7 @@ FLAGS = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 WIDTHS = (390, 1280)
+SAMPLE = Path(__file__).parents[1] / "docs" / "report-sample" / "report.html"
 HOSTILE = "<img src=https://example.com/x onerror=alert(1)><script>alert(2)</script> & \"quoted\" 'text'"
 
 
@@ -57,9 +58,14 @@ def comparison(frames: int) -> Comparison:
 
 
 def opened(browser: Any, tmp_path: Path, found: Comparison, width: int) -> tuple[Any, list[str], list[str]]:
-    """The page, what it said on the console, and what it asked the net for."""
+    """A comparison as a page, opened."""
     file = tmp_path / "report.html"
     file.write_text(render(found, HOSTILE), encoding="utf-8")
+    return visited(browser, file, width)
+
+
+def visited(browser: Any, file: Path, width: int) -> tuple[Any, list[str], list[str]]:
+    """The page of a file, what it said on the console, and what it asked the net for."""
     page = browser.new_page(viewport={"width": width, "height": 900})
     said: list[str] = []
     asked: list[str] = []
@@ -118,4 +124,15 @@ def test_table_is_scrolled_by_keyboard(browser: Any, tmp_path: Path) -> None:
     page.keyboard.press("ArrowRight")
     page.evaluate("window.scrolled")
     assert page.evaluate("document.activeElement.scrollLeft") > 0
+    page.close()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_report_in_the_documents_opens(browser: Any, artefacts: Path, width: int) -> None:
+    page, said, asked = visited(browser, SAMPLE, width)
+    page.screenshot(path=artefacts / f"report-sample-{width}.png", full_page=True)
+    assert (said, asked) == ([], [])
+    assert page.locator("img").count() == 3 * 3 * 3
+    assert page.locator("circle.point").count() == 3
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.close()

@@ -80,9 +80,12 @@ def _table(comparison: Comparison) -> str:
     for row in comparison.rows:
         first, *others = map(escape, table_cells(comparison, row))
         body += f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-    # A region that scrolls must be reached by keyboard.
-    region = 'class="scroll" role="region" aria-label="Result" tabindex="0"'
-    return f"<div {region}><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
+    return _region("Result", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _region(name: str, content: str) -> str:
+    """What is scrolled sideways on a narrow screen, by keyboard too."""
+    return f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">{content}</div>'
 
 
 def _summary(row: Row) -> str:
@@ -111,7 +114,8 @@ def _plot(comparison: Comparison) -> str:
     texts = ["Each point is the mean over the prompts, the line under it reaches down to the worst one."]
     if undrawn(comparison):
         texts.append(f"Without a finite PSNR, and so not drawn: {', '.join(undrawn(comparison))}.")
-    return f'<h2>Speed and quality</h2>{drawing}<p class="caption">{escape(" ".join(texts))}</p>'
+    shown = _region("Plot", drawing)
+    return f'<h2>Speed and quality</h2>{shown}<p class="caption">{escape(" ".join(texts))}</p>'
 
 
 def _legend(comparison: Comparison) -> str:
