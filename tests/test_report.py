@@ -120,6 +120,10 @@ def test_work_is_counted_once_per_configuration(report: Report) -> None:
     assert cached.macs_ratio is not None
     # A reused step still runs what lies outside the blocks.
     assert cached.nfe / STEPS <= cached.macs_ratio < 1
+    with FlopCounterMode(display=False, custom_mapping=_ON_CPU) as counter, torch.no_grad():
+        tiny_pipeline()(PROMPTS[0], num_inference_steps=STEPS, **SIZE)
+    denoiser = sum(counter.get_flop_counts()["CogView4Transformer2DModel"].values())
+    assert baseline.macs == denoiser / 2 < counter.get_total_flops() / 2
     assert [len(shot.latencies) for row in report.comparison.rows for shot in row.shots] == [1] * 12
 
 

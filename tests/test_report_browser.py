@@ -114,6 +114,16 @@ def test_frames_are_stepped_through_by_keyboard_in_all_films_at_once(browser: An
     page.close()
 
 
+def test_without_scripts_there_are_no_controls_that_do_nothing(browser: Any, tmp_path: Path) -> None:
+    file = tmp_path / "report.html"
+    file.write_text(render(comparison(5)), encoding="utf-8")
+    page = browser.new_page(java_script_enabled=False)
+    page.goto(file.as_uri())
+    assert page.locator(".film").first.is_visible()
+    assert not page.locator(".player").first.is_visible()
+    page.close()
+
+
 def test_table_is_scrolled_by_keyboard(browser: Any, tmp_path: Path) -> None:
     page, _, _ = opened(browser, tmp_path, comparison(1), 390)
     page.keyboard.press("Tab")

@@ -28,6 +28,7 @@ img.small, .film.small { image-rendering: pixelated; }
 .strip { font-family: ui-monospace, monospace; letter-spacing: .05em; color: var(--mark); overflow-wrap: anywhere; }
 svg.plot { width: 100%; min-width: 520px; max-width: 620px; height: auto; display: block; }
 .player { display: flex; gap: .6rem; align-items: center; max-width: 745px; margin: .5rem 0; }
+.player[hidden] { display: none; }
 .player input { flex: 1; min-width: 0; } .player button { min-width: 4.5rem; font: inherit; }
 .player output { min-width: 4.5rem; font-variant-numeric: tabular-nums; }
 @media (max-width: 600px) {
