@@ -17,11 +17,16 @@ def write_text(path: str | Path, text: str) -> Path:
     Returns:
         The path.
     """
+    return write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: str | Path, data: bytes) -> Path:
+    """Write a file in one step, as ``write_text`` does."""
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
         os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes it private; a result is an ordinary file
         os.replace(temporary, path)
     except BaseException:

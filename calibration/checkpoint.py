@@ -1,4 +1,4 @@
-"""What a calibration has done so far, kept until the profile is made."""
+"""What a calibration, or another long piece of work, has done so far, kept until it is finished."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Checkpoint:
     Args:
         path: the folder; the one above it must exist.
         of: what is calibrated, as JSON; the units of one calibration are of no use to another.
+        work: what the errors call it.
     """
 
-    def __init__(self, path: str | Path, of: Mapping[str, Any]) -> None:
-        self.path, self.of = Path(path), json.loads(json.dumps(of))
+    def __init__(self, path: str | Path, of: Mapping[str, Any], work: str = "calibration") -> None:
+        self.path, self.of, self.work = Path(path), json.loads(json.dumps(of)), work
 
     def open(self, resume: bool) -> None:
         """Begin, or go on where an interrupted calibration ended.
@@ -45,15 +46,15 @@ class Checkpoint:
             self.remove()  # it ended before its first unit did
         elif not resume:
             raise ValueError(
-                f"{self.path} holds {units} finished units of an interrupted calibration; allowed: resume=True "
+                f"{self.path} holds {units} finished units of an interrupted {self.work}; allowed: resume=True "
                 "(--resume) to go on with them, or another folder. Delete this one to start anew."
             )
         elif found != self.of:
             differing = [key for key in {**found, **self.of} if found.get(key) != self.of.get(key)]
             told = "; ".join(f"{key} {_short(found.get(key))}, now {_short(self.of.get(key))}" for key in differing)
             raise ValueError(
-                f"{self.path} is of another calibration, which had {told}. Allowed: to resume with the same. "
-                "Calibrate as it was begun, or delete the folder to start anew."
+                f"{self.path} is of another {self.work}, which had {told}. Allowed: to resume with the same. "
+                "Go on as it was begun, or delete the folder to start anew."
             )
 
     def load(self, name: str) -> dict[str, Any] | None:
@@ -83,8 +84,8 @@ class Checkpoint:
             found = json.loads((self.path / RECORD).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise ValueError(
-                f"{self.path} is no checkpoint of a calibration, as {RECORD} in it cannot be read ({error}); allowed: "
-                "a folder that calibrate has made, or a path where nothing is. Choose another path."
+                f"{self.path} is no checkpoint of a {self.work}, as {RECORD} in it cannot be read ({error}); allowed: "
+                f"a folder that a {self.work} has made, or a path where nothing is. Choose another path."
             ) from error
         return found if isinstance(found, dict) else {}
 

@@ -25,6 +25,11 @@ class Tally:
         if steps:
             self._say()
 
+    def begin(self, text: str) -> None:
+        """Say what runs now, before the first of its steps is done."""
+        self._text = text
+        self._say()
+
     @contextmanager
     def expecting(self, steps: int) -> Iterator[None]:
         """A stretch of work that counts in the total with so many, and is corrected to what it took."""

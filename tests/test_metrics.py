@@ -8,7 +8,16 @@ import torch
 
 from cachedit.evaluate import st_lpips as st_lpips_module
 from cachedit.evaluate.lpips import FILES, build_trunk
-from cachedit.evaluate.metrics import MetricUnavailable, lpips, mean_psnr, psnr, ssim, st_lpips
+from cachedit.evaluate.metrics import (
+    MetricUnavailable,
+    lpips,
+    mean_psnr,
+    ms_ssim,
+    psnr,
+    ssim,
+    st_lpips,
+    temporal_error,
+)
 
 METRICS = [psnr, ssim, st_lpips, lpips]
 
@@ -42,6 +51,53 @@ class TestPsnr:
         assert mean_psnr([20.0, 30.0]) == 25
         assert mean_psnr([20.0, math.inf]) == 20
         assert mean_psnr([math.inf]) == math.inf
+
+
+class TestMsSsim:
+    def test_identical_is_one_and_noise_lowers_it(self):
+        pictures = smooth(side=184)
+        assert ms_ssim(pictures, pictures).tolist() == pytest.approx([1, 1])
+        values = [ms_ssim(pictures, noisy(pictures, s)).mean().item() for s in (0.02, 0.1, 0.3)]
+        assert values == sorted(values, reverse=True)
+
+    def test_one_number_per_picture(self):
+        pictures = smooth(side=176)
+        first = torch.stack([pictures[0], noisy(pictures, 0.2)[1]])
+        assert ms_ssim(pictures, first)[0].item() == pytest.approx(1)
+        assert ms_ssim(pictures, first)[1].item() < 0.99
+
+    def test_too_small(self):
+        with pytest.raises(MetricUnavailable, match="175x175 pixels; allowed: 176x176 or more"):
+            ms_ssim(smooth(side=175), smooth(side=175))
+
+
+class TestSmallPictures:
+    def test_learned_metrics_say_how_small_is_too_small(self):
+        assert st_lpips(smooth(side=21), smooth(seed=1, side=21)).min() > 0
+        with pytest.raises(MetricUnavailable, match="20x20 pixels; allowed: 21x21 or more"):
+            st_lpips(smooth(side=20), smooth(side=20))
+
+    @pytest.mark.parametrize(("net", "least"), [("alex", 31), ("squeeze", 17), ("vgg", 16)])
+    def test_backbones(self, net, least):
+        build_trunk(net)(torch.rand(1, 3, least, least))
+        with pytest.raises(MetricUnavailable, match=f"allowed: {least}x{least} or more"):
+            lpips(smooth(side=least - 1), smooth(side=least - 1), net=net)
+
+
+class TestTemporalError:
+    def test_by_hand(self):
+        """Levels 0, 0.5, 0.5 against 0, 0, 0.5: the changes 0.5, 0 and 0, 0.5 differ by half each time."""
+        a, b = (torch.tensor(v).reshape(3, 1, 1, 1).expand(3, 3, 2, 2) for v in ([0, 0.5, 0.5], [0, 0, 0.5]))
+        assert temporal_error(a, b).tolist() == [0.5, 0.5]
+        assert temporal_error(a, a).tolist() == [0, 0]
+
+    def test_a_constant_offset_is_no_flicker(self):
+        frames = smooth(count=3) / 2
+        assert temporal_error(frames, frames + 0.25).max() < 1e-6
+
+    def test_one_frame(self):
+        with pytest.raises(MetricUnavailable, match="got 1 frames; allowed: two or more"):
+            temporal_error(smooth(count=1), smooth(count=1))
 
 
 class TestSsim:

@@ -279,7 +279,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests)))}
 
 
-def ranks(script: Path, *arguments: str, world: int = 2) -> list[dict[str, Any]]:
+def ranks(script: Path, *arguments: str, world: int = 2, patience: float = 60) -> list[dict[str, Any]]:
     """Run the script in ``world`` processes, each told its rank, their number and an address; what each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -295,7 +295,7 @@ def ranks(script: Path, *arguments: str, world: int = 2) -> list[dict[str, Any]]
         for rank in range(world)
     ]
     try:
-        outputs = [process.communicate(timeout=60) for process in processes]
+        outputs = [process.communicate(timeout=patience) for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -1,65 +1,21 @@
-"""The result of a comparison: shots (one prompt, one configuration), rows (one configuration) and the whole."""
+"""The result of a comparison: rows (one configuration over all prompts) and the whole."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from cachedit.evaluate.metrics import mean_psnr
-from cachedit.run import Run
+from cachedit.evaluate.panel import QUICK, Metric
+from cachedit.evaluate.shot import Shot, finite, flat
 
 BASELINE = "baseline"
-
-
-@dataclass
-class Shot:
-    """One prompt under one configuration.
-
-    Attributes:
-        prompt, seed: what was drawn, and from which noise.
-        latencies: seconds of every measured call.
-        processor: CPU seconds of this process in every measured call, which other processes do not lengthen.
-        pictures: ``[N, 3, H, W]`` in [0, 1]; N > 1 for several pictures or frames.
-        run: the cache's record; None for the bare pipeline.
-        identical: True if the pictures equal the bare pipeline's to the last bit.
-        psnr, ssim, st_lpips: against the bare pipeline, mean over N. PSNR is infinite for identical pictures; None
-            where a metric is not available.
-    """
-
-    prompt: str
-    seed: int
-    latencies: list[float] = field(default_factory=list)
-    processor: list[float] = field(default_factory=list)
-    pictures: Tensor | None = None
-    run: Run | None = None
-    identical: bool = False
-    psnr: float | None = None
-    ssim: float | None = None
-    st_lpips: float | None = None
-
-    @property
-    def strip(self) -> str:
-        """One mark per step; "" for the bare pipeline."""
-        return self.run.strip() if self.run is not None else ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form, without the pictures."""
-        values = {"prompt": self.prompt, "seed": self.seed, "latency_s": statistics.median(self.latencies)}
-        if self.run is None:
-            return values
-        return values | {
-            "nfe": self.run.nfe,
-            "strip": self.strip,
-            "identical": self.identical,
-            "psnr": finite(self.psnr),
-            "ssim": finite(self.ssim),
-            "st_lpips": finite(self.st_lpips),
-        }
+__all__ = ["BASELINE", "Comparison", "Row", "Shot"]
 
 
 @dataclass
@@ -68,14 +24,17 @@ class Row:
 
     Attributes:
         strategy: "baseline", or the name of the configuration.
-        latency_s: median seconds of a whole call.
+        latency_s: median seconds of a whole call; None if none was timed.
         speedup: the baseline's ``latency_s`` over this one.
         nfe, reused: computed and reused steps, medians over the prompts; None if no run was recorded.
         rho: median time of a reused denoiser call over a computed one; None without both.
         cache_bytes: most bytes held at once.
-        psnr, ssim, st_lpips: means over the prompts. Identical pictures are left out of the mean PSNR, which is
-            infinite if all are.
-        worst_psnr: lowest PSNR of a prompt.
+        peak_memory: most bytes that torch held on the device at once; None where it cannot be told.
+        macs: multiply-accumulates of the denoiser in the first prompt's run; None if they were not counted.
+        macs_ratio: ``macs`` over the baseline's.
+        quality: metric -> mean over the prompts. Identical pictures are left out of the mean PSNR, which is infinite
+            if all are.
+        worst: metric -> value of the prompt that came out worst.
         identical: number of prompts whose pictures equal the baseline's to the last bit.
         configuration: the strategy with all its options; "" for the baseline.
         strip: one mark per step, of the first prompt.
@@ -85,16 +44,17 @@ class Row:
     """
 
     strategy: str
-    latency_s: float
-    speedup: float
+    latency_s: float | None
+    speedup: float | None
     nfe: float | None
     reused: float | None = None
     rho: float | None = None
     cache_bytes: int | None = None
-    psnr: float | None = None
-    worst_psnr: float | None = None
-    ssim: float | None = None
-    st_lpips: float | None = None
+    peak_memory: int | None = None
+    macs: float | None = None
+    macs_ratio: float | None = None
+    quality: dict[str, float] = field(default_factory=dict)
+    worst: dict[str, float] = field(default_factory=dict)
     identical: int | None = None
     configuration: str = ""
     strip: str = ""
@@ -103,52 +63,86 @@ class Row:
     shots: list[Shot] = field(default_factory=list)
 
     @classmethod
-    def of_baseline(cls, shots: list[Shot], steps: int) -> Row:
+    def of_baseline(cls, shots: list[Shot], steps: int | None, metrics: tuple[Metric, ...] = QUICK) -> Row:
         """The bare pipeline, which computes every step."""
-        return cls(BASELINE, _median_latency(shots), 1.0, steps, shots=shots)
+        quality, worst = _quality(shots, metrics)
+        return cls(
+            BASELINE,
+            latency_s=_median_latency(shots),
+            speedup=1.0 if any(shot.latencies for shot in shots) else None,
+            nfe=steps,
+            peak_memory=_most(shots),
+            quality=quality,
+            worst=worst,
+            shots=shots,
+        )
 
     @classmethod
-    def of_cache(cls, name: str, shots: list[Shot], baseline: Row) -> Row:
+    def of_cache(cls, name: str, shots: list[Shot], baseline: Row, metrics: tuple[Metric, ...] = QUICK) -> Row:
         """One cache, against the baseline."""
         latency = _median_latency(shots)
         runs = [shot.run for shot in shots if shot.run is not None]
-        psnrs = [shot.psnr for shot in shots if shot.psnr is not None]
-        return cls(
+        quality, worst = _quality(shots, metrics)
+        row = cls(
             strategy=name,
             latency_s=latency,
-            speedup=baseline.latency_s / latency,
+            speedup=baseline.latency_s / latency if baseline.latency_s and latency else None,
             nfe=_median([run.nfe for run in runs]),
             reused=_median([len(run.reused_steps) for run in runs]),
             rho=_median([run.rho for run in runs if run.rho is not None]),
             cache_bytes=max((run.cache_bytes_peak for run in runs), default=None),
-            psnr=mean_psnr(psnrs) if psnrs else None,
-            worst_psnr=min(psnrs, default=None),
-            ssim=_mean([shot.ssim for shot in shots]),
-            st_lpips=_mean([shot.st_lpips for shot in shots]),
+            peak_memory=_most(shots),
+            quality=quality,
+            worst=worst,
             identical=sum(shot.identical for shot in shots),
             configuration=runs[0].strategy if runs else "",
             strip=shots[0].strip,
             expected=shots[0].run.expected if shots[0].run is not None else {},
-            note=_note(shots),
             shots=shots,
         )
+        row.note = _note(row) if latency is not None else _unlike(row)
+        return row
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON form: what does not apply and what is infinite is null, ``identical`` tells why."""
-        names = ("nfe", "reused", "rho", "psnr", "worst_psnr", "ssim", "st_lpips")
+    @property
+    def psnr(self) -> float | None:
+        """Mean PSNR in dB; None where it was not measured."""
+        return self.quality.get("psnr")
+
+    @property
+    def worst_psnr(self) -> float | None:
+        """Lowest PSNR of a prompt; None where it was not measured."""
+        return self.worst.get("psnr")
+
+    @property
+    def ssim(self) -> float | None:
+        """Mean SSIM; None where it was not measured."""
+        return self.quality.get("ssim")
+
+    @property
+    def st_lpips(self) -> float | None:
+        """Mean st-lpips; None where it was not measured."""
+        return self.quality.get("st_lpips")
+
+    def to_dict(self, folder: Path | None = None) -> dict[str, Any]:
+        """JSON form: what does not apply and what is infinite is null, ``identical`` tells why.
+
+        Args:
+            folder: from which files are named; given, everything that was measured is there.
+        """
+        names = ("latency_s", "speedup", "nfe", "reused", "rho", "cache_bytes", "peak_memory", "macs", "macs_ratio")
         return {
             "strategy": self.strategy,
-            "latency_s": self.latency_s,
-            "speedup": self.speedup,
             **{name: finite(getattr(self, name)) for name in names},
-            "cache_bytes": self.cache_bytes,
+            **flat(self.quality),
+            "worst_psnr": finite(self.worst_psnr),
+            "worst": {name: finite(value) for name, value in self.worst.items()},
             "identical": None if self.identical is None else self.identical == len(self.shots),
             "identical_prompts": self.identical,
             "configuration": self.configuration or None,
             "strip": self.strip or None,
             "expected": self.expected or None,
             "note": self.note or None,
-            "prompts": [shot.to_dict() for shot in self.shots],
+            "prompts": [shot.to_dict(folder) for shot in self.shots],
         }
 
 
@@ -159,10 +153,16 @@ class Comparison:
     Attributes:
         conditions: name -> value, ready for JSON.
         rows: the baseline first.
+        metrics: those that were asked for.
+        unavailable: metric -> why it could not be had.
+        counted: True if work and memory were looked at, so that a missing number is worth a word.
     """
 
     conditions: dict[str, Any]
     rows: list[Row]
+    metrics: tuple[Metric, ...] = QUICK
+    unavailable: dict[str, str] = field(default_factory=dict)
+    counted: bool = False
 
     @property
     def baseline(self) -> Row:
@@ -180,14 +180,16 @@ class Comparison:
         lowest = [min((_comparable(row.shots[i].psnr) for row in self.cached), default=math.inf) for i in range(count)]
         return sorted(range(count), key=lambda i: lowest[i])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, folder: Path | None = None) -> dict[str, Any]:
         """JSON form."""
-        return {"conditions": self.conditions, "rows": [row.to_dict() for row in self.rows]}
+        return {"conditions": self.conditions, "rows": [row.to_dict(folder) for row in self.rows]}
 
 
-def finite(value: float | None) -> float | None:
-    """``value``, or None where JSON has no number for it."""
-    return value if value is not None and math.isfinite(value) else None
+def with_macs(rows: list[Row], counts: list[float | None]) -> None:
+    """Enter what the denoiser did in one run of each configuration, the baseline's first."""
+    for row, count in zip(rows, counts, strict=True):
+        row.macs = count
+        row.macs_ratio = count / counts[0] if count is not None and counts[0] else None
 
 
 def _comparable(psnr: float | None) -> float:
@@ -195,8 +197,9 @@ def _comparable(psnr: float | None) -> float:
     return -math.inf if psnr is None or math.isnan(psnr) else psnr
 
 
-def _median_latency(shots: list[Shot]) -> float:
-    return statistics.median([latency for shot in shots for latency in shot.latencies])
+def _median_latency(shots: list[Shot]) -> float | None:
+    latencies = [latency for shot in shots for latency in shot.latencies]
+    return statistics.median(latencies) if latencies else None
 
 
 def _median(values: list[Any]) -> float | None:
@@ -206,21 +209,56 @@ def _median(values: list[Any]) -> float | None:
     return int(median) if median == int(median) else median
 
 
-def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.fmean(known) if known else None
+def _most(shots: list[Shot]) -> int | None:
+    return max((shot.peak_memory for shot in shots if shot.peak_memory is not None), default=None)
 
 
-def _note(shots: list[Shot]) -> str:
-    runs = [shot.run for shot in shots if shot.run is not None]
+def _quality(shots: list[Shot], metrics: tuple[Metric, ...]) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean and worst value of every metric that some prompt has."""
+    means, worst = {}, {}
+    for metric in metrics:
+        values = [shot.quality[metric.name] for shot in shots if metric.name in shot.quality]
+        if values:
+            means[metric.name] = mean_psnr(values) if metric.name == "psnr" else statistics.fmean(values)
+            worst[metric.name] = min(values) if metric.better == "higher" else max(values)
+    return means, worst
+
+
+def _note(row: Row) -> str:
+    """What is to be said about a cache that ran."""
+    runs = [shot.run for shot in row.shots if shot.run is not None]
     if not runs:
         return "no run was recorded: the pipeline did not call the denoiser that the cache is on"
     idle = [run for run in runs if not run.reused_steps]
     if len(idle) == len(runs):
         reasons = Counter(step.reason for run in idle for step in run.steps)
         return f"reused nothing: every step was computed ({', '.join(reason for reason, _ in reasons.most_common())})"
+    notes = []
     if idle:
-        return f"reused nothing on {len(idle)} of {len(runs)} prompts"
-    if len({shot.strip for shot in shots}) > 1:
-        return "the strip is that of the first prompt; other prompts have other strips"
-    return ""
+        notes.append(f"reused nothing on {len(idle)} of {len(runs)} prompts")
+    elif len({shot.strip for shot in row.shots}) > 1:
+        notes.append("the strip is that of the first prompt; other prompts have other strips")
+    if row.identical == len(row.shots):
+        notes.append("changed nothing, although steps were reused: every picture equals the baseline's to the last bit")
+    if row.speedup is not None and row.speedup < 1:
+        notes.append(f"slower than the baseline: {row.speedup:.2f}x")
+    return "; ".join(notes)
+
+
+def _unlike(row: Row) -> str:
+    """What is to be said about pictures of which nothing else is known."""
+    return (
+        "changed nothing: every picture equals its counterpart to the last bit"
+        if row.identical == len(row.shots)
+        else ""
+    )
+
+
+def told(quality: Mapping[str, float], metrics: tuple[Metric, ...], identical: bool = False) -> str:
+    """Metrics of one prompt in words: "PSNR 31.2, SSIM 0.9310"; of identical pictures, that they are."""
+    parts = ["identical to the baseline"] if identical else []
+    for metric in metrics:
+        value = quality.get(metric.name)
+        if value is not None and not (identical and metric.needs_reference):
+            parts.append(f"{metric.title} {value:{metric.form}}")
+    return ", ".join(parts)

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+PROTOCOL = "whole calls, baseline and caches in turn for each prompt, one uncounted run each first, medians"
+
 
 def describe(
     pipe: Any,
@@ -18,7 +20,7 @@ def describe(
     seed: int,
     repeats: int,
     call_options: dict[str, Any],
-    shape: tuple[int, ...],
+    shape: tuple[int, ...] | None = None,
 ) -> dict[str, Any]:
     """Everything that a reader needs to judge a row or to measure it again, ready for JSON.
 
@@ -29,35 +31,38 @@ def describe(
         seed: of the first prompt; prompt i has ``seed + i``.
         repeats: measured runs per prompt.
         call_options: further arguments of the call.
-        shape: of one prompt's pictures, ``(N, 3, H, W)``.
+        shape: of one prompt's pictures, ``(N, 3, H, W)``; None leaves their size out.
     """
     from cachedit import __version__
     from cachedit.feature.attachment import find_denoisers
 
     denoiser = next(iter(find_denoisers(pipe).values()))
     device = next(denoiser.parameters()).device
-    frames, _, height, width = shape
-    return {
+    conditions = {
         "model": getattr(pipe.config, "_name_or_path", "") or type(pipe).__name__,
         "pipeline": type(pipe).__name__,
         "denoiser": type(denoiser).__name__,
         "steps": steps,
         "sampler": type(getattr(pipe, "scheduler", None)).__name__,
-        "size": f"{width}x{height}" + (f", {frames} frames" if frames > 1 else ""),
         "call_options": {key: _plain(value) for key, value in call_options.items()},
         "num_prompts": len(prompts),
         "prompts": list(prompts),
         "seeds": [seed + i for i in range(len(prompts))],
         "repeats": repeats,
-        "protocol": "whole calls, baseline and caches in turn for each prompt, one uncounted run each first, medians",
+        "protocol": PROTOCOL,
         "device": device_name(device),
         "dtype": str(next(denoiser.parameters()).dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "cachedit": __version__,
         "torch": torch.__version__,
         "diffusers": importlib.metadata.version("diffusers"),
+        "transformers": importlib.metadata.version("transformers"),
         "python": platform.python_version(),
     }
+    if shape is not None:
+        frames, _, height, width = shape
+        conditions["size"] = f"{width}x{height}" + (f", {frames} frames" if frames > 1 else "")
+    return conditions
 
 
 def device_name(device: torch.device) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 from pathlib import Path
 from typing import Any
 
 from cachedit.cli.targets import flag, target_of
-from cachedit.evaluate.compare import Configuration, compare
+from cachedit.evaluate.compare import compare
+from cachedit.evaluate.configuration import Configuration, parse_options
 from cachedit.evaluate.loading import load_pipeline, load_prompts
 from cachedit.evaluate.page import render
 from cachedit.evaluate.poster import draw
@@ -70,40 +70,6 @@ def call_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Arguments of the pipeline's call that were given on the command line."""
     named = {"guidance_scale": arguments.guidance, "height": arguments.height, "width": arguments.width}
     return {name: value for name, value in named.items() if value is not None}
-
-
-def parse_options(pairs: list[str]) -> dict[str, Any]:
-    """``key=value`` texts as options of ``cachedit.wrap``.
-
-    Values are read as Python or JSON literals ("0.1", "true", "[1, 2]"), ``torch.bfloat16`` as a dtype, and anything
-    else as text.
-
-    Raises:
-        ValueError: a text without ``=``.
-    """
-    options = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key.isidentifier():
-            raise ValueError(f"--option got {pair!r}; allowed: key=value, for example threshold=0.1.")
-        options[key] = _literal(value)
-    return options
-
-
-def _literal(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None, "null": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    if text.startswith("torch."):
-        import torch
-
-        found = getattr(torch, text.removeprefix("torch."), text)
-        return found if isinstance(found, torch.dtype) else text
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
-    return tuple(value) if isinstance(value, list) else value
 
 
 def _configurations(

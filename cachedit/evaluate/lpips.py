@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from cachedit.evaluate.pairs import MetricUnavailable, checked
+from cachedit.evaluate.pairs import MetricUnavailable, check_size, checked
 
 Net = Literal["alex", "squeeze", "vgg"]
 VARIABLE = "CACHEDIT_LPIPS_WEIGHTS"
@@ -27,6 +27,7 @@ TAPS: dict[str, tuple[int, ...]] = {  # layers whose output is compared
     "squeeze": (1, 4, 7, 9, 10, 11, 12),
     "vgg": (3, 8, 15, 22, 29),
 }
+LEAST: dict[str, int] = {"alex": 31, "squeeze": 17, "vgg": 16}  # pixels that its poolings leave something of
 
 
 def lpips(a: Tensor, b: Tensor, net: Net = "alex", weights: str | Path | None = None) -> Tensor:
@@ -45,11 +46,12 @@ def lpips(a: Tensor, b: Tensor, net: Net = "alex", weights: str | Path | None = 
 
     Raises:
         ValueError: the shapes differ or are not ``[N, 3, H, W]``, or the backbone is unknown.
-        MetricUnavailable: the weights are not there, or are not those of the backbone.
+        MetricUnavailable: the weights are not there or not those of the backbone, or the pictures are too small.
     """
     a, b = checked(a, b)
     if net not in FILES:
         raise ValueError(f"lpips got net={net!r}; allowed: {', '.join(FILES)}.")
+    check_size(a, LEAST[net], "LPIPS", "SSIM")
     model = _network(net, str(_find(net, weights)))
     with torch.no_grad():
         return model(2 * a - 1, 2 * b - 1)

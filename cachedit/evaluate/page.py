@@ -1,37 +1,25 @@
-"""One HTML file that shows a comparison: conditions, table, and every prompt's pictures side by side."""
+"""One HTML file that shows a comparison: conditions, table, plot, and every prompt's pictures, the worst first."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+from collections.abc import Iterator
 from html import escape
 
 from torch import Tensor
 
-from cachedit.evaluate.comparison import Comparison, Row, Shot
-from cachedit.evaluate.pictures import LOSSLESS_SIDE, data_uri, difference
-from cachedit.evaluate.table import CAPTION, condition_lines, expectation, header, table_cells
+from cachedit.evaluate.comparison import Comparison, Row, Shot, told
+from cachedit.evaluate.figures import LARGEST_SIDE, LOSSLESS_SIDE, figure, film, player, shown_frames
+from cachedit.evaluate.page_style import PLAYER, STYLE
+from cachedit.evaluate.pictures import difference
+from cachedit.evaluate.plot import draw_plot, undrawn
+from cachedit.evaluate.table import caption, condition_lines, expectation, header, missing, table_cells
 
 GAIN = 5.0
 """How many times brighter differences are drawn; the same for every picture, so that they can be compared."""
 
-STYLE = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8881; --mark: #0a7d5a; }
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 1100px; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.scroll { overflow-x: auto; }
-th, td { padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: 0; }
-dt { opacity: .7; } dd { margin: 0; overflow-wrap: anywhere; }
-.note { border-left: 3px solid #c60; padding-left: .7rem; }
-.caption, figcaption { font-size: .85rem; opacity: .75; }
-.shots { display: flex; flex-wrap: wrap; gap: .8rem; }
-figure { margin: 0; width: min(100%, 220px); }
-figure img { width: 100%; display: block; background: var(--soft); }
-img.small { image-rendering: pixelated; }
-.strip { font-family: ui-monospace, monospace; letter-spacing: .05em; color: var(--mark); overflow-wrap: anywhere; }
-"""
+SHOWN = 16  # prompts with pictures; a page of all of them would take long to open
 
 
 def render(comparison: Comparison, title: str = "cachedit demo") -> str:
@@ -41,102 +29,147 @@ def render(comparison: Comparison, title: str = "cachedit demo") -> str:
         comparison: what was measured.
         title: of the page.
     """
-    conditions = "".join(
-        f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in condition_lines(comparison.conditions)
-    )
-    prompts = "".join(_prompt(comparison, index) for index in comparison.worst_first())
+    order = comparison.worst_first()
+    prompts = "".join(_prompt(comparison, index) for index in order[:SHOWN])
+    script = f"<script>{PLAYER}</script>" if _is_video(comparison) else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{_policy()}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
 <style>{STYLE}</style>
 </head>
 <body>
+<main>
 <h1>{escape(title)}</h1>
 <h2>Conditions</h2>
-<dl>{conditions}</dl>
+<dl>{"".join(_conditions(comparison))}</dl>
 <h2>Result</h2>
 {_table(comparison)}
-<p class="caption">{escape(CAPTION)}</p>
+<p class="caption">{escape(caption(comparison))}</p>
+{"".join(f'<p class="note">{escape(line)}</p>' for line in missing(comparison))}
 {"".join(_summary(row) for row in comparison.cached)}
+{_plot(comparison)}
 <h2>Pictures, lowest PSNR first</h2>
 <p class="caption">{escape(_legend(comparison))}</p>
 {prompts}
+</main>
+{script}
 </body>
 </html>
 """
 
 
+def _policy() -> str:
+    """What a browser may do for this page: show what is in it, run its own script, and load nothing."""
+    digest = base64.b64encode(hashlib.sha256(PLAYER.encode()).digest()).decode()
+    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+
+
+def _conditions(comparison: Comparison) -> Iterator[str]:
+    for name, value in condition_lines(comparison.conditions):
+        text = f"<code>{escape(value)}</code>" if name == "command" else escape(value)
+        yield f"<dt>{escape(name)}</dt><dd>{text}</dd>"
+
+
 def _table(comparison: Comparison) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header(comparison))
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in table_cells(comparison, row)) + "</tr>"
-        for row in comparison.rows
-    )
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header(comparison))
+    body = ""
+    for row in comparison.rows:
+        first, *others = map(escape, table_cells(comparison, row))
+        body += f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
+    return _region("Result", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _region(name: str, content: str) -> str:
+    """What is scrolled sideways on a narrow screen, by keyboard too."""
+    return f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">{content}</div>'
 
 
 def _summary(row: Row) -> str:
     """The strip of a configuration, what it expected, and what its numbers would hide."""
     note = f'<p class="note">{escape(row.strategy)}: {escape(row.note)}</p>' if row.note else ""
-    lines = [f'{escape(row.strategy)} <span class="strip">{row.strip}</span>']
+    lines = [f"{escape(row.strategy)} {_strip(row.strip)}"]
     if row.expected:
         lines.append(f"expected {escape(expectation(row.expected))}")
-    lines.append(f'<span class="caption">{escape(row.configuration)}</span>')
-    return f"<p>{'<br>'.join(lines)}</p>{note}"
+    if row.configuration:
+        lines.append(f'<span class="caption">{escape(row.configuration)}</span>')
+    return f"<p>{'<br>'.join(lines)}</p>{note}" if row.strip else note
+
+
+def _strip(strip: str) -> str:
+    """The marks, with their meaning in words for whoever does not see them."""
+    if not strip:
+        return ""
+    text = f"{strip.count('■')} of {len(strip)} steps computed"
+    return f'<span class="strip" role="img" aria-label="{text}" title="{text}">{strip}</span>'
+
+
+def _plot(comparison: Comparison) -> str:
+    drawing = draw_plot(comparison)
+    if not drawing:
+        return ""
+    texts = ["Each point is the mean over the prompts, the line under it reaches down to the worst one."]
+    if undrawn(comparison):
+        texts.append(f"Without a finite PSNR, and so not drawn: {', '.join(undrawn(comparison))}.")
+    shown = _region("Plot", drawing)
+    return f'<h2>Speed and quality</h2>{shown}<p class="caption">{escape(" ".join(texts))}</p>'
 
 
 def _legend(comparison: Comparison) -> str:
     texts = [f"■ computed step, □ reused step. Differences to the baseline are drawn {GAIN:g} times brighter."]
-    picture = _picture(comparison.baseline.shots[0])
-    count = len(_pictures(comparison.baseline.shots[0]))
-    if count > 1:
-        texts.append(f"The middle one of {count} frames is shown; the numbers are means over all.")
-    if max(picture.shape[1:]) > LOSSLESS_SIDE:
-        texts.append("Pictures are shown as JPEG; the numbers come from the exact pixels.")
+    shots = comparison.baseline.shots
+    pictures = shots[0].look()
+    if _is_video(comparison) and len(shown_frames(len(pictures))) < len(pictures):
+        texts.append(f"{len(shown_frames(len(pictures)))} of {len(pictures)} frames are shown.")
+    elif len(pictures) > 1 and not _is_video(comparison):
+        texts.append(f"The middle one of {len(pictures)} pictures is shown.")
+    if len(pictures) > 1:
+        texts.append("The numbers are means over all.")
+    if max(pictures.shape[2:]) > LOSSLESS_SIDE:
+        texts.append(
+            f"Pictures are shown as JPEG of at most {LARGEST_SIDE} pixels; the numbers come from the exact ones."
+        )
+    if len(shots) > SHOWN:
+        texts.append(f"The {SHOWN} worst of {len(shots)} are shown.")
     return " ".join(texts)
 
 
 def _prompt(comparison: Comparison, index: int) -> str:
     reference = comparison.baseline.shots[index]
-    parts = [f"<h3>{escape(reference.prompt)}</h3>"]
+    seeded = any(shot.prompt == reference.prompt for shot in comparison.baseline.shots if shot is not reference)
+    heading = escape(reference.prompt) + (f", seed {reference.seed}" if seeded else "")
+    parts = [f"<h3>{heading}</h3>"]
+    bare = reference.look()
+    if reference.video:
+        parts.append(player(len(shown_frames(len(bare))), reference.prompt))
+    parts.append('<div class="caches">')
     for row in comparison.cached:
         shot = row.shots[index]
-        bare, cached = _picture(reference), _picture(shot)
-        figures = [
-            _figure(bare, "baseline"),
-            _figure(cached, f"{row.strategy}: {_quality(shot)}"),
-            _figure(difference(bare, cached, GAIN), f"difference x {GAIN:g}"),
-        ]
-        parts.append(f'<div class="shots">{"".join(figures)}</div><p class="strip">{shot.strip}</p>')
-    return f"<section>{''.join(parts)}</section>"
+        quality = told(shot.quality, comparison.metrics, shot.identical)
+        captions = [_named(comparison, reference), f"{row.strategy}: {quality}", f"difference x {GAIN:g}"]
+        looks = _looks(bare, shot.look(), reference.video)
+        draw = film if reference.video else figure
+        drawn = [draw(look, text) for look, text in zip(looks, captions, strict=True)]
+        strip = f"<p>{_strip(shot.strip)}</p>" if shot.strip else ""
+        parts.append(f'<div><div class="shots">{"".join(drawn)}</div>{strip}</div>')
+    return f"<section>{''.join(parts)}</div></section>"
 
 
-def _quality(shot: Shot) -> str:
-    if shot.identical:
-        return "identical to the baseline"
-    named: Sequence[tuple[str, float | None, str]] = (
-        ("PSNR", shot.psnr, ".1f"),
-        ("SSIM", shot.ssim, ".3f"),
-        ("st-lpips", shot.st_lpips, ".3f"),
-    )
-    return ", ".join(f"{name} {value:{form}}" for name, value, form in named if value is not None)
+def _named(comparison: Comparison, shot: Shot) -> str:
+    """The baseline, and what was measured of it by itself."""
+    quality, name = told(shot.quality, comparison.metrics), comparison.baseline.strategy
+    return f"{name}: {quality}" if quality else name
 
 
-def _figure(picture: Tensor, caption: str) -> str:
-    small = ' class="small"' if max(picture.shape[1:]) <= LOSSLESS_SIDE else ""
-    alt = escape(caption, quote=True)
-    return f'<figure><img{small} src="{data_uri(picture)}" alt="{alt}"><figcaption>{alt}</figcaption></figure>'
+def _looks(bare: Tensor, cached: Tensor, video: bool) -> list[Tensor]:
+    """Baseline, cached and difference: the frames to show, or the one picture that stands for all."""
+    places = shown_frames(len(bare)) if video else [len(bare) // 2]
+    a, b = bare[places], cached[places]
+    return [a, b, difference(a, b, GAIN)]
 
 
-def _pictures(shot: Shot) -> Tensor:
-    assert shot.pictures is not None
-    return shot.pictures
-
-
-def _picture(shot: Shot) -> Tensor:
-    """The one picture ``[3, H, W]`` that stands for a shot: the middle frame."""
-    pictures = _pictures(shot)
-    return pictures[len(pictures) // 2]
+def _is_video(comparison: Comparison) -> bool:
+    return comparison.baseline.shots[0].video

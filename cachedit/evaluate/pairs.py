@@ -25,3 +25,22 @@ def checked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             "[N, 3, H, W], RGB in [0, 1]."
         )
     return a.detach().float().cpu(), b.detach().float().cpu()
+
+
+def check_size(pictures: Tensor, least: int, name: str, instead: str) -> None:
+    """Refuse pictures that are too small for a metric.
+
+    Args:
+        pictures: ``[N, 3, H, W]``.
+        least: pixels in height and width.
+        name: of the metric.
+        instead: a metric for smaller ones.
+
+    Raises:
+        MetricUnavailable: they are smaller.
+    """
+    if min(pictures.shape[2:]) < least:
+        raise MetricUnavailable(
+            f"{name} got pictures of {pictures.shape[2]}x{pictures.shape[3]} pixels; allowed: {least}x{least} or more. "
+            f"Use {instead}."
+        )

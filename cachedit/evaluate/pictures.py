@@ -1,16 +1,12 @@
-"""Pictures out of whatever a pipeline returns, and into a page."""
+"""Pictures out of whatever a pipeline returns, and their difference."""
 
 from __future__ import annotations
 
-import base64
-import io
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-
-LOSSLESS_SIDE = 256  # pixels; larger pictures go into a page as JPEG
 
 
 def pictures(output: Any) -> Tensor:
@@ -39,6 +35,11 @@ def pictures(output: Any) -> Tensor:
     return values.clamp(0, 1)
 
 
+def is_video(output: Any) -> bool:
+    """True if a pipeline's output holds frames rather than pictures."""
+    return getattr(output, "images", None) is None and getattr(output, "frames", None) is not None
+
+
 def _stacked(found: Any) -> Tensor | None:
     """Nested lists of pictures as one tensor ``[..., C, H, W]``; None if there is nothing that looks like one."""
     if isinstance(found, Tensor):
@@ -54,23 +55,5 @@ def _stacked(found: Any) -> Tensor | None:
 
 
 def difference(a: Tensor, b: Tensor, gain: float) -> Tensor:
-    """Absolute difference of two pictures ``[3, H, W]``, made ``gain`` times brighter so that it can be seen."""
+    """Absolute difference of two pictures ``[..., 3, H, W]``, made ``gain`` times brighter so that it can be seen."""
     return ((a - b).abs() * gain).clamp(0, 1)
-
-
-def data_uri(picture: Tensor) -> str:
-    """A picture ``[3, H, W]`` in [0, 1] as a data URI: PNG up to 256 pixels a side, JPEG above.
-
-    A page of 1024-pixel PNGs would be tens of megabytes.
-    """
-    from PIL import Image
-
-    levels = (picture.nan_to_num() * 255).round().byte().permute(1, 2, 0).numpy()
-    image, buffer = Image.fromarray(levels), io.BytesIO()
-    if max(image.size) <= LOSSLESS_SIDE:
-        image.save(buffer, "PNG", optimize=True)
-        kind = "png"
-    else:
-        image.save(buffer, "JPEG", quality=92)
-        kind = "jpeg"
-    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from cachedit.evaluate.comparison import Comparison, Row
+from cachedit.evaluate.picture_files import to_image
 from cachedit.run import COMPUTED
 
 if TYPE_CHECKING:
@@ -53,6 +54,6 @@ def _picture(pixels: Tensor) -> Image:
     """A picture [3, H, W] in [0, 1] at the poster's size; small ones keep their pixels."""
     from PIL import Image
 
-    image = Image.fromarray((pixels.nan_to_num() * 255).round().byte().permute(1, 2, 0).numpy())
+    image = to_image(pixels)
     sampling = Image.Resampling.NEAREST if max(image.size) <= SIDE else Image.Resampling.LANCZOS
     return image.resize((SIDE, SIDE), sampling)

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cachedit.evaluate.pairs import MetricUnavailable, checked
+from cachedit.evaluate.pairs import MetricUnavailable, check_size, checked
 
 PACKAGE, FILE = "stlpips-pytorch", "alex_shift_tolerant.pth"
+LEAST = 21  # pixels: of smaller pictures the last blur has nothing to reflect
 
 
 def st_lpips(a: Tensor, b: Tensor, weights: str | Path | None = None) -> Tensor:
@@ -33,9 +34,10 @@ def st_lpips(a: Tensor, b: Tensor, weights: str | Path | None = None) -> Tensor:
 
     Raises:
         ValueError: the shapes differ or are not ``[N, 3, H, W]``.
-        MetricUnavailable: the weights are not there.
+        MetricUnavailable: the weights are not there, or the pictures are smaller than 21 pixels.
     """
     a, b = checked(a, b)
+    check_size(a, LEAST, "st-lpips", "PSNR")
     state = _load(str(weights) if weights is not None else str(_installed()))
     with torch.no_grad():
         levels = enumerate(zip(_features(state, 2 * a - 1), _features(state, 2 * b - 1), strict=True))

@@ -7,39 +7,82 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cachedit.evaluate.comparison import Comparison, Row
+from cachedit.evaluate.panel import Metric
 from cachedit.frontier import QUALITIES
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-COLUMNS = ("strategy", "latency", "speed-up", "NFE", "rho", "cache", "PSNR", "SSIM")
 CAPTION = (
     "latency: median of a whole call. NFE: computed steps. rho: time of a reused denoiser call over a computed one. "
     "PSNR (dB), SSIM, st-lpips: against the baseline's pictures, mean over the prompts; identical pictures are left "
     "out of the mean PSNR. st-lpips is not comparable with published LPIPS."
 )
-NAMES = {"call_options": "call options", "num_prompts": "number of prompts"}
+COUNTED = (
+    "MACs: what the denoiser multiplies in one run, as a share of the baseline's, by torch's FlopCounterMode. cache: "
+    "what the cache holds at most; peak memory: all that torch held on the device at once."
+)
+FOLDERS = "PSNR (dB) and others: against the picture of the same name, mean over all; PSNR of those that differ."
+UNTOLD = "not measured"
+NAMES = {
+    "call_options": "call options",
+    "num_prompts": "number of prompts",
+    "num_files": "number of files",
+    "baseline_calls": "baseline calls",
+}
 
 
 def header(comparison: Comparison) -> list[str]:
-    """Column names; st-lpips is there if it could be computed."""
-    return [*COLUMNS, "st-lpips"] if _has_st_lpips(comparison) else [*COLUMNS]
+    """Column names; a metric is there if it could be computed for some row, PSNR and SSIM always."""
+    return [*_measured(comparison, comparison.baseline), *(metric.title for metric in _shown(comparison))]
 
 
 def table_cells(comparison: Comparison, row: Row) -> list[str]:
     """One text per column of ``header``; "-" where a number does not apply."""
-    cells = [
-        row.strategy,
-        duration(row.latency_s),
-        f"{row.speedup:.2f}x",
-        _number(row.nfe, "g"),
-        _number(row.rho, ".3f"),
-        size(row.cache_bytes),
-        "identical" if row.psnr == math.inf else _number(row.psnr, ".1f"),
-        _number(row.ssim, ".4f"),
-    ]
-    return [*cells, _number(row.st_lpips, ".4f")] if _has_st_lpips(comparison) else cells
+    return [*_measured(comparison, row).values(), *(_value(row, metric) for metric in _shown(comparison))]
+
+
+def caption(comparison: Comparison) -> str:
+    """What the columns mean."""
+    if comparison.baseline.latency_s is None:
+        return FOLDERS
+    return f"{CAPTION} {COUNTED}" if comparison.counted else CAPTION
+
+
+def missing(comparison: Comparison) -> list[str]:
+    """Why a metric that was asked for is not in the table, one sentence each."""
+    titles = {metric.name: metric.title for metric in comparison.metrics}
+    return [f"{titles[name]} was not computed: {why}" for name, why in comparison.unavailable.items()]
+
+
+def _measured(comparison: Comparison, row: Row) -> dict[str, str]:
+    """Title and text of the columns that are no metrics."""
+    if comparison.baseline.latency_s is None:
+        return {"pictures": row.strategy, "identical": "-" if row.identical is None else str(row.identical)}
+    cells = {
+        "strategy": row.strategy,
+        "latency": duration(row.latency_s),
+        "speed-up": "-" if row.speedup is None else f"{row.speedup:.2f}x",
+        "NFE": _number(row.nfe, "g"),
+        "rho": _number(row.rho, ".3f"),
+    }
+    if comparison.counted:
+        cells["MACs"] = UNTOLD if row.macs_ratio is None else f"{100 * row.macs_ratio:.1f} %"
+    cells["cache"] = size(row.cache_bytes)
+    if comparison.counted:
+        cells["peak memory"] = UNTOLD if row.peak_memory is None else size(row.peak_memory)
+    return cells
+
+
+def _shown(comparison: Comparison) -> list[Metric]:
+    known = {name for row in comparison.rows for name in row.quality}
+    return [metric for metric in comparison.metrics if metric.name in {"psnr", "ssim"} | known]
+
+
+def _value(row: Row, metric: Metric) -> str:
+    value = row.quality.get(metric.name)
+    return "identical" if value == math.inf and metric.name == "psnr" else _number(value, metric.form)
 
 
 def condition_lines(conditions: dict[str, Any]) -> list[tuple[str, str]]:
@@ -47,7 +90,8 @@ def condition_lines(conditions: dict[str, Any]) -> list[tuple[str, str]]:
     lines = []
     for name, value in conditions.items():
         if isinstance(value, dict):
-            text = ", ".join(f"{key}={entry}" for key, entry in value.items()) or "none"
+            equals = ": " if name == "profiles" else "="  # names of configurations hold "=" themselves
+            text = ", ".join(f"{key}{equals}{entry}" for key, entry in value.items()) or "none"
         elif isinstance(value, list):
             text = "; ".join(map(str, value))
         else:
@@ -79,6 +123,8 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
             console.print(Text(f"{row.strategy} expected {expectation(row.expected)}"), soft_wrap=True)
         if row.note:
             console.print(Text(f"{row.strategy}: {row.note}"), style="yellow", soft_wrap=True)
+    for line in missing(comparison):
+        console.print(Text(line), style="dim", soft_wrap=True)
 
 
 def marked(console: Console, text: str) -> Text:
@@ -97,8 +143,10 @@ def expectation(expected: Mapping[str, Any]) -> str:
     return ", ".join([*(forms[name].format(expected[name]) for name in order), *others])
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people read them: "812 ms", "3.46 s"."""
+def duration(seconds: float | None) -> str:
+    """Seconds as people read them: "812 ms", "3.46 s"; "-" for none."""
+    if seconds is None:
+        return "-"
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
@@ -114,7 +162,3 @@ def size(count: int | None) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else f"{value:{form}}"
-
-
-def _has_st_lpips(comparison: Comparison) -> bool:
-    return any(row.st_lpips is not None for row in comparison.cached)
