@@ -18,7 +18,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 MAPPED = ("strategies", "kernels", "calibration", "samples")  # folders beside cachedit/ that are installed inside it
-DATA = (".json", ".safetensors", ".md", ".txt", ".typed")
+DATA = (".json", ".safetensors", ".md", ".txt", ".typed", ".css")
 
 
 def python(code: str, cwd: Path = ROOT, executable: str | Path = sys.executable, path: Path | None = None) -> str:
@@ -129,6 +129,14 @@ def test_the_installed_command_lists_the_strategies_and_runs_the_demo(installed:
     assert list(tmp_path.rglob("*.html"))
 
 
+def test_the_installed_app_tells_its_options(installed: Path, tmp_path: Path) -> None:
+    told = output([str(installed.with_name("cachedit")), "app", "--help"], cwd=tmp_path)
+    assert "--share" in told
+    # app.py is no part of the wheel, and works with it from wherever it lies.
+    shutil.copy(ROOT / "app.py", tmp_path)
+    assert output([str(installed), "app.py", "--help"], cwd=tmp_path) == told
+
+
 # -- the checkout -------------------------------------------------------------------------------------------------
 
 
@@ -138,6 +146,10 @@ def test_the_checkout_works_beside_diffusers_and_transformers() -> None:
         "import diffusers, transformers, cachedit; from diffusers import DiTTransformer2DModel as Model; print(Model)"
     )
     assert "DiTTransformer2DModel" in python(code)
+
+
+def test_the_app_of_the_checkout_tells_its_options(tmp_path: Path) -> None:
+    assert "--share" in output([sys.executable, str(ROOT / "app.py"), "--help"], cwd=tmp_path)
 
 
 @pytest.mark.parametrize("name", ["strategies", "calibration"])

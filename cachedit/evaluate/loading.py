@@ -18,13 +18,16 @@ DEFAULT_COUNT = 6  # of shipped prompts: keeps a demo of the sample well below a
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def load_pipeline(model: str, device: str | None = None, dtype: str | None = None) -> Any:
+def load_pipeline(
+    model: str, device: str | None = None, dtype: str | None = None, *, trust_remote_code: bool = False
+) -> Any:
     """A diffusers pipeline, ready to be called without progress bars of its own.
 
     Args:
         model: a folder that ``save_pretrained`` wrote, or a hub id.
         device: where it runs, see ``device_for``.
         dtype: name of its floating type; None: float32 on the CPU, bfloat16 elsewhere.
+        trust_remote_code: True lets code run that lies beside the weights.
 
     Raises:
         ValueError: it cannot be loaded, or not there, with the reason.
@@ -42,7 +45,9 @@ def load_pipeline(model: str, device: str | None = None, dtype: str | None = Non
     kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
         with _quiet():
-            pipe = DiffusionPipeline.from_pretrained(str(folder) if named_folder else model, torch_dtype=kind)
+            pipe = DiffusionPipeline.from_pretrained(
+                str(folder) if named_folder else model, torch_dtype=kind, trust_remote_code=trust_remote_code
+            )
     except Exception as error:  # the loaders of diffusers, transformers, safetensors and the hub raise all kinds
         raise ValueError(
             f"cannot load model {model}: {type(error).__name__}: {' '.join(str(error).split())[:240]}. Allowed: a "

@@ -1,0 +1,84 @@
+"""What all visitors share, and what belongs to one of them."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cachedit.app.job import Job
+from cachedit.app.settings import Settings
+from cachedit.app.shelf import Shelf
+
+
+class Desk:
+    """The shelf of pipelines, and the one job that every session may have.
+
+    Args:
+        settings: of the app.
+
+    Attributes:
+        shelf: where pipelines are borrowed.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.shelf = Shelf(self._load, settings.kept)
+        self._jobs: dict[str, Job] = {}
+
+    def begin(self, session: str, work: Callable[[Job], Any]) -> Job:
+        """A job for a session, not started yet.
+
+        Raises:
+            ValueError: one of its jobs is under way.
+        """
+        if session in self._jobs and self._jobs[session].running:
+            raise ValueError("a run of yours is under way. Wait for its end, or cancel it.")
+        self._jobs[session] = Job(work)
+        return self._jobs[session]
+
+    def cancel(self, session: str) -> None:
+        """Cancel what a session has under way; nothing may be."""
+        job = self._jobs.pop(session, None)
+        if job is not None:
+            job.cancel()
+
+    def close(self, session: str, job: Job) -> None:
+        """Forget a job of a session, with what it returned; it is cancelled if it still runs."""
+        job.cancel()
+        if self._jobs.get(session) is job:
+            del self._jobs[session]
+
+    def folder(self, session: str, name: str) -> Path:
+        """A new folder of a session, inside of the app's: ``name``, or ``name-2`` if that is there.
+
+        Raises:
+            ValueError: the name is none for a folder.
+        """
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(f"got the name {name!r}; allowed: letters, digits, '.', '-' and '_', as it names a file.")
+        own = self.settings.folder / hashlib.sha256(session.encode()).hexdigest()[:12]
+        own.mkdir(parents=True, exist_ok=True)
+        count = 1
+        while True:
+            folder = own / (name if count == 1 else f"{name}-{count}")
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                count += 1
+            else:
+                return folder
+
+    def _load(self, model: str) -> Any:
+        from cachedit.evaluate.loading import load_pipeline
+        from cachedit.samples import sample_path
+
+        settings = self.settings
+        return load_pipeline(
+            model or str(sample_path("image")),
+            settings.device,
+            settings.dtype,
+            trust_remote_code=settings.trust_remote_code,
+        )
