@@ -45,7 +45,7 @@ from cachedit.wrap import last_run, unwrap
 
 SEED = 7000  # far from those of calibration
 STEPS, SPEEDUPS = 28, (1.5, 2.0, 3.0, 4.0)
-TRANSFER = {28: (14, 10, 8), 20: (10, 8, 6)}  # steps -> computed steps
+TRANSFER = {28: (14, 10, 8), 20: (10, 8, 7)}  # steps -> computed steps
 NATIVE_PROMPTS = 8
 
 

@@ -228,7 +228,7 @@ def test_a_run_that_skips_nothing_is_refused() -> None:
 def test_non_finite_features_are_refused() -> None:
     measure = ChannelClusters(HyCa())
     part = show(measure, stack(*LINES, [math.nan] * 16))
-    with pytest.raises(ProfileError, match="squared error of the forecasts is .*nan"):
+    with pytest.raises(ProfileError, match="squared error of the forecasts has nan among"):
         measure.arrays([part])
 
 
@@ -454,7 +454,7 @@ def test_the_loudest_sample_of_a_batch_counts() -> None:
 def test_an_output_that_was_zero_is_refused() -> None:
     measure = IndicatorPolynomial(Listening())
     part = show(measure, [{Output(): torch.full((1, 1), float(k))} for k in range(2)], signals=[None, 0.3])
-    with pytest.raises(ProfileError, match="change of the output is .*inf"):
+    with pytest.raises(ProfileError, match="change of the output has inf among"):
         measure.arrays([part])
 
 

@@ -21,6 +21,7 @@ from cachedit import Profile, ProfileError, Schedule
 from cachedit import profile as profiles
 from cachedit.feature.families import find_stack
 from cachedit.shipped import fingerprint, resolve, shipped
+from cachedit.strategies.auto import Auto
 
 WHOLE: dict[str, Any] = {
     "schema": 1,
@@ -88,9 +89,12 @@ def test_every_shipped_profile_is_whole(name: str, tmp_path: Path) -> None:
     assert profile.sigmas is not None
     assert profile.sampler["num_inference_steps"] == len(profile.sigmas)
     assert profile.provenance
-    configured = cachedit.MagCache().configured(profile)  # its defaults are allowed options
-    assert configured.threshold == profile.defaults["threshold"]
     schedule = Schedule(len(profile.sigmas), sigmas=tuple(profile.sigmas))
+    if profile.strategy == "auto":
+        assert len(Auto(max_nfe=12).configured(profile).plan(schedule, profile).computed) == 12
+    else:
+        configured = cachedit.MagCache().configured(profile)  # its defaults are allowed options
+        assert configured.threshold == profile.defaults["threshold"]
     rows = profile.arrays["magnitude_ratio"]
     assert profile.magnitude_ratios(schedule) == {branch: tuple(row) for branch, row in rows.items()}
     profile.save(tmp_path / "copy.json")
