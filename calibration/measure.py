@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cachedit.errors import ProfileError
@@ -92,6 +92,11 @@ def mean(rows: list[Any]) -> Any:
     if isinstance(rows[0], list):
         return [mean(list(items)) for items in zip(*rows, strict=True)]
     return sum(rows) / len(rows)
+
+
+def rounded(values: Iterable[float]) -> list[float]:
+    """To the six digits that profiles keep."""
+    return [float(f"{value:.6g}") for value in values]
 
 
 def check_finite(values: list[float], what: str) -> None:

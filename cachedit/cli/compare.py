@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from cachedit.cli.parser import Parser, print_json
+from cachedit.cli.parser import Parser, add_metrics, print_json
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -18,13 +18,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--page", metavar="FILE", help="write a page with pictures and differences, the worst first")
     parser.add_argument("--output", "-o", metavar="FILE", help="write the numbers as JSON")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of another package, beside the usual; repeatable",
-    )
+    add_metrics(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -37,6 +37,17 @@ def add_inputs(parser: Parser) -> None:
     )
 
 
+def add_metrics(parser: Parser) -> None:
+    """Metrics of other packages, for every command that measures quality."""
+    parser.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="of another package, beside the usual; repeatable",
+    )
+
+
 def positive(text: str) -> int:
     """A whole number of 1 or more, as the type of an argument."""
     value = int(text)

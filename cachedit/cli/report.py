@@ -7,7 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from cachedit.cli.parser import Parser, add_inputs, positive, print_json, set_threads
+from cachedit.cli.parser import Parser, add_inputs, add_metrics, positive, print_json, set_threads
 
 
 def add(commands: argparse._SubParsersAction[Parser]) -> None:
@@ -30,13 +30,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--steps", type=positive, default=28, help="inference steps (default: %(default)s)")
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="per prompt, from --seed (default: 1)")
     parser.add_argument("--repeats", type=positive, default=1, help="measured runs of each (default: %(default)s)")
-    parser.add_argument(
-        "--metric",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="of another package, beside the usual; repeatable",
-    )
+    add_metrics(parser)
     parser.add_argument(
         "--call", action="append", default=[], metavar="KEY=VALUE", help="of the pipeline's call, such as num_frames=49"
     )

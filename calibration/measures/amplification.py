@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cachedit.calibration.measure import Arrays, Measure, check_finite
+from cachedit.calibration.measure import Arrays, Measure, check_finite, rounded
 from cachedit.calibration.measures.errors import StepErrors, relative_l1, relative_l2
 from cachedit.errors import ProfileError
 from cachedit.feature.place import Residual
@@ -79,7 +79,7 @@ class Amplification(Measure):
                 f"amplification: in runs of {steps} steps no step could be reused, or none changed. Allowed: runs of 5 "
                 "steps or more. Calibrate with more steps, such as 28."
             )
-        row = [float(f"{value:.6g}") for value in np.interp(range(steps), [*found], [*found.values()])]
+        row = rounded(np.interp(range(steps), [*found], [*found.values()]))
         check_finite(row, "amplification")
         return row
 

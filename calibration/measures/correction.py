@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cachedit.calibration.measure import Arrays, Measure
+from cachedit.calibration.measure import Arrays, Measure, rounded
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.kept import Kept
 from cachedit.feature.options import Options
@@ -217,7 +217,7 @@ def line(sums: torch.Tensor) -> tuple[list[float], list[float]]:
     varies = variance > NO_VARIANCE * ff
     scale = torch.where(varies, (fy - f * y) / torch.where(varies, variance, 1.0), 1.0)
     shift = torch.where(varies, y - scale * f, 0.0)
-    return _rounded(scale), _rounded(shift)
+    return rounded(scale.tolist()), rounded(shift.tolist())
 
 
 def _branches(parts: Sequence[Any]) -> list[str]:
@@ -228,10 +228,6 @@ def _branches(parts: Sequence[Any]) -> list[str]:
 def _by_channel(x: torch.Tensor) -> torch.Tensor:
     """[positions, C]; channels lie where ``cachedit.feature.place.along_channels`` has them."""
     return (x.movedim(1, -1) if x.ndim > 3 else x).reshape(-1, x.shape[1 if x.ndim > 3 else -1])
-
-
-def _rounded(row: torch.Tensor) -> list[float]:
-    return [float(f"{value:.6g}") for value in row.tolist()]
 
 
 def _axes() -> dict[str, list[str]]:

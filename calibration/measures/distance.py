@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cachedit.calibration.measure import Arrays, Measure, check_finite, mean
+from cachedit.calibration.measure import Arrays, Measure, check_finite, mean, rounded
 from cachedit.feature.place import Residual
 from cachedit.run import Step
 from cachedit.strategy import FeatureStrategy, Site
@@ -70,14 +70,8 @@ def _measured(features: Mapping[int, torch.Tensor], steps: int) -> dict[str, Any
     level = rows.square().sum(1)
     unit = float(level.mean()) or 1.0
     pairs = torch.cat([(rows[step] - rows[step + 1 :]).square().sum(1) for step in range(steps)])
-    return {"pairs": _digits(pairs / unit), "squares": _digits(level / unit)}
-
-
-def _digits(values: torch.Tensor) -> list[float]:
-    return [float(f"{value:.6g}") for value in values.tolist()]
+    return {"pairs": rounded((pairs / unit).tolist()), "squares": rounded((level / unit).tolist())}
 
 
 def _mean(parts: list[dict[str, dict[str, Any]]], name: str) -> dict[str, list[float]]:
-    return {
-        branch: [float(f"{value:.6g}") for value in mean([part[branch][name] for part in parts])] for branch in parts[0]
-    }
+    return {branch: rounded(mean([part[branch][name] for part in parts])) for branch in parts[0]}

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from cachedit.calibration.measure import Arrays, Measure, check_finite
+from cachedit.calibration.measure import Arrays, Measure, check_finite, rounded
 from cachedit.calibration.measures.errors import StepErrors
 from cachedit.errors import ProfileError
 from cachedit.feature.place import Residual
@@ -80,6 +80,6 @@ class Impact(Measure):
                 f"impact: in runs of {steps} steps {site} could not be reused at any. Calibrate with more steps, such "
                 "as 28."
             )
-        row = [float(f"{value:.6g}") for value in np.interp(range(steps), [*found], [*found.values()])]
+        row = rounded(np.interp(range(steps), [*found], [*found.values()]))
         check_finite(row, "impact")
         return row
