@@ -6,7 +6,7 @@ import functools
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from cachedit.calibration.work import Work
 from cachedit.evaluate import sweep
 from cachedit.evaluate.compare import Configuration, compare, take
 from cachedit.evaluate.metrics import MetricUnavailable
+from cachedit.evaluate.panel import Metric
 from cachedit.evaluate.sweep import Sweep, _budgets, _promising, _summary, _times, measure_frontier
 from cachedit.feature.attachment import find
 from cachedit.frontier import Frontier
@@ -271,16 +272,21 @@ def test_a_sweep_of_another_profile_is_not_gone_on_with(clockwork: Callable[...,
         )
 
 
+def with_lpips(score: Any) -> tuple[Metric, ...]:
+    """The sweep's metrics with this in the place of LPIPS."""
+    return tuple(replace(metric, score=score) if metric.name == "lpips" else metric for metric in sweep.METRICS)
+
+
 def test_lpips_is_looked_for_once(clockwork: Callable[..., Clockwork], monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
-    def missing(*_: torch.Tensor) -> torch.Tensor:
+    def missing(*_: Any) -> torch.Tensor:
         nonlocal asked
         asked += 1
         raise MetricUnavailable("no weights")
 
     clockwork()
-    monkeypatch.setattr(sweep, "lpips", missing)
+    monkeypatch.setattr(sweep, "METRICS", with_lpips(missing))
     profile = measured(PROMPTS[:2])
     assert asked == 1
     assert "lpips" not in profile.arrays["frontier"]
@@ -292,7 +298,7 @@ def test_lpips_is_measured_where_it_can_be(
     clockwork: Callable[..., Clockwork], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clockwork()
-    monkeypatch.setattr(sweep, "lpips", lambda a, b: (a - b).abs().amax((1, 2, 3)))
+    monkeypatch.setattr(sweep, "METRICS", with_lpips(lambda a, b, _: (a - b).abs().amax((1, 2, 3))))
     table = measured(PROMPTS[:1]).arrays["frontier"]
     assert table["lpips"][0] > table["lpips"][1] > 0
     assert table["lpips_spread"] == [0.0, 0.0]
@@ -309,7 +315,7 @@ def test_a_metric_that_some_prompts_lack_is_left_out(
         return found | ({"lpips": 0.5} if next(calls) > 1 else {})
 
     clockwork()
-    monkeypatch.setattr(sweep, "lpips", lambda *_: (_ for _ in ()).throw(MetricUnavailable("none")))
+    monkeypatch.setattr(sweep, "METRICS", with_lpips(lambda *_: (_ for _ in ()).throw(MetricUnavailable("none"))))
     monkeypatch.setattr(Sweep, "_quality", partly)
     assert "lpips" not in measured(PROMPTS[:2]).arrays["frontier"]
 

@@ -19,10 +19,12 @@ from cachedit.calibration.ranks import Ranks
 from cachedit.calibration.tally import Progress, Tally
 from cachedit.calibration.work import Work
 from cachedit.errors import ProfileError
-from cachedit.evaluate.compare import Configuration, judge, take
-from cachedit.evaluate.comparison import Shot
 from cachedit.evaluate.conditions import device_name
-from cachedit.evaluate.metrics import MetricUnavailable, lpips, mean_psnr, psnr
+from cachedit.evaluate.configuration import Configuration
+from cachedit.evaluate.metrics import mean_psnr, psnr
+from cachedit.evaluate.panel import LPIPS, PSNR, SSIM, ST_LPIPS, Panel
+from cachedit.evaluate.shot import Shot
+from cachedit.evaluate.taking import judge, take
 from cachedit.feature.attachment import find_denoisers
 from cachedit.frontier import QUALITIES
 from cachedit.paths import CRITERIA
@@ -36,6 +38,7 @@ BUDGETS = 10  # per number of steps, in equal ratios
 HIGHEST = 0.75  # of the steps: with more of them computed there is little to gain
 PROMISING = 2.0  # times the lowest expected cost: a predictor that is worse than that is not tried
 IDENTICAL = 1e3  # dB that stand for the infinite PSNR of equal pictures, as JSON has no infinity
+METRICS = (PSNR, SSIM, LPIPS, ST_LPIPS)
 SCREENED = 3  # prompts on which the promising ones are tried
 
 
@@ -124,7 +127,7 @@ class Sweep:
         self.pipe, self.profile, self.work = pipe, profile, work
         self.prompts, self.seed, self.call_options = list(prompts), seed, call_options
         self.device = next(next(iter(find_denoisers(pipe).values())).parameters()).device
-        self._has_lpips = True
+        self._panel = Panel(METRICS)
         self._baselines: dict[tuple[int, int], Shot] = {}
 
     def identity(self, steps: Sequence[int]) -> dict[str, Any]:
@@ -192,20 +195,14 @@ class Sweep:
         }
         for way in ways:
             shot = self._take(steps, k, way.strategy)
-            judge(shot, baseline)
             found["seconds"].append([steps, way.nfe, self._seconds(shot)])
             found["quality"].append(self._quality(shot, baseline))
         return found
 
     def _quality(self, shot: Shot, baseline: Shot) -> dict[str, float]:
-        """The metrics that can be had here; the weights of LPIPS are looked for once."""
-        found = {"psnr": shot.psnr, "ssim": shot.ssim, "st_lpips": shot.st_lpips}
-        if self._has_lpips and shot.pictures is not None and baseline.pictures is not None:
-            try:
-                found["lpips"] = float(lpips(shot.pictures, baseline.pictures).mean())
-            except MetricUnavailable:
-                self._has_lpips = False
-        return {name: value for name, value in found.items() if value is not None}
+        """The metrics that can be had here; one that cannot is asked for once."""
+        judge(shot, baseline, self._panel)
+        return shot.quality
 
     def _take(self, steps: int, k: int, strategy: Auto | None) -> Shot:
         shot = Shot(self.prompts[k], self.seed + k)
