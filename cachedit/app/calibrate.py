@@ -16,7 +16,7 @@ from cachedit.app.request import CallFields, Source, prompts_of
 from cachedit.calibration import calibrate
 from cachedit.cli.description import describe, listed
 from cachedit.evaluate.frontier_plot import frontier_svg
-from cachedit.evaluate.sweep import measure_frontier
+from cachedit.evaluate.sweep import halves, measure_frontier
 from cachedit.evaluate.writing import name_of
 from cachedit.profile import Profile
 from cachedit.samples import prompts as sample_prompts
@@ -88,7 +88,7 @@ def build(desk: Desk, source: Source) -> None:
 def measure(job: Job, desk: Desk, measuring: Measuring) -> tuple[Profile, Path]:
     """Calibrate, measure the frontier where the strategy has one, and write the profile."""
     has_frontier = isinstance(measuring.strategy, Auto)
-    watched, held_out = measuring.prompts, measuring.prompts[1::2]
+    watched, held_out = halves(measuring.prompts) if has_frontier else (measuring.prompts, [])
 
     def progress(what: str) -> Any:
         return lambda done, total, text: job.tell(f"{what}: {text}", done, total)
@@ -97,7 +97,7 @@ def measure(job: Job, desk: Desk, measuring: Measuring) -> tuple[Profile, Path]:
         profile = calibrate(
             pipe,
             measuring.strategy,
-            prompts=watched[::2] if has_frontier else watched,
+            prompts=watched,
             num_inference_steps=measuring.steps,
             seed=measuring.seed,
             progress=progress("calibrating"),

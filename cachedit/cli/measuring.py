@@ -161,6 +161,7 @@ class Measuring:
     def _half(self) -> Profile:
         """The calibration alone, without the frontier, perhaps from before an interruption."""
         from cachedit.calibration.ranks import Ranks
+        from cachedit.evaluate.sweep import halves
         from cachedit.profile import Profile
 
         ranks = Ranks.here()
@@ -175,7 +176,7 @@ class Measuring:
         known = ranks.exchange(kept)[0]  # the other machines have no file
         if known is not None:
             return Profile.from_json(known)
-        profile = self._calibrated(self.prompts[::2])
+        profile = self._calibrated(halves(self.prompts)[0])
         if ranks.is_main:
             self._first_half.save("profile", {"json": profile.to_json()})
         return profile
@@ -203,13 +204,13 @@ class Measuring:
     def _with_frontier(self, profile: Profile) -> Profile:
         from cachedit.evaluate.demo import call_options
         from cachedit.evaluate.progress import progress_bar
-        from cachedit.evaluate.sweep import measure_frontier
+        from cachedit.evaluate.sweep import halves, measure_frontier
 
         with progress_bar() as progress:
             return measure_frontier(
                 self.pipe,
                 profile,
-                self.prompts[1::2],
+                halves(self.prompts)[1],
                 self._lengths,
                 seed=self.arguments.seed + len(self.prompts),
                 call_options=call_options(self.arguments),

@@ -42,6 +42,11 @@ METRICS = (PSNR, SSIM, LPIPS, ST_LPIPS)
 SCREENED = 3  # prompts on which the promising ones are tried
 
 
+def halves(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Prompts to calibrate on, and those held out for the frontier: every second one."""
+    return list(prompts[::2]), list(prompts[1::2])
+
+
 def measure_frontier(
     pipe: Any,
     profile: Profile,
