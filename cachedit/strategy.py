@@ -1,23 +1,19 @@
-"""What a strategy is, what it is asked and what it may look at."""
+"""What a feature cache is asked and what it may look at."""
 
 from __future__ import annotations
 
-import dataclasses
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
+
+from cachedit.registry import Strategy as Strategy
+from cachedit.registry import canonical as canonical
 
 if TYPE_CHECKING:
     from cachedit.profile import Profile
 
 
 FEW_STEPS, SHORT_RUN = 4, 8  # runs of so many steps reuse nothing, or one step in a row, unless the guard is lifted
-
-
-def canonical(name: str) -> str:
-    """Spelling without case, ``-`` and ``_``: "PlainCache", "plain-cache" and "plain_cache" are one name."""
-    return re.sub(r"[-_\s]", "", name).lower()
 
 
 @dataclass(frozen=True)
@@ -162,64 +158,6 @@ class Context:
 
 
 @dataclass(frozen=True)
-class Strategy:
-    """Base of all strategies: a frozen dataclass whose fields are the options. Subclassing registers it."""
-
-    registry: ClassVar[dict[str, type[Strategy]]] = {}
-    name: ClassVar[str] = ""
-    paper: ClassVar[str] = ""
-
-    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
-        """Enter the class into the registry under its name in snake case."""
-        super().__init_subclass__(**kwargs)
-        if abstract:
-            return
-        cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[0-9])(?=[A-Z][a-z])", "_", cls.__name__).lower()
-        known = cls.registry.get(cls.name)
-        if known is not None and known.__module__ != cls.__module__:
-            raise TypeError(f"strategy {cls.name!r} is already defined in {known.__module__}")
-        cls.registry[cls.name] = cls
-
-    @classmethod
-    def find(cls, strategy: str | Strategy, options: dict[str, Any]) -> Strategy:
-        """The strategy of that name (any spelling) with ``options``, or the instance with them replaced.
-
-        Raises:
-            ValueError: no strategy has that name.
-            TypeError: an option that the strategy does not have.
-        """
-        if isinstance(strategy, str):
-            by_name = {canonical(name): found for name, found in cls.registry.items()}
-            if canonical(strategy) not in by_name:
-                raise ValueError(
-                    f"no strategy is called {strategy!r}. Allowed: {', '.join(sorted(cls.registry))}. "
-                    "`cachedit strategies` describes them."
-                )
-            found = by_name[canonical(strategy)]
-            found.check_options(options)
-            return found(**options)
-        if not isinstance(strategy, Strategy):
-            raise TypeError(
-                f"strategy is a {type(strategy).__name__}; allowed: a name ({', '.join(sorted(cls.registry))}) "
-                f"or an instance such as {next(iter(cls.registry.values())).__name__}()."
-            )
-        strategy.check_options(options)
-        return dataclasses.replace(strategy, **options)
-
-    @classmethod
-    def check_options(cls, options: dict[str, Any]) -> None:
-        """Refuse options that are not fields of this strategy."""
-        allowed = [f.name for f in dataclasses.fields(cls)]
-        unknown = sorted(set(options) - set(allowed))
-        if unknown:
-            raise TypeError(
-                f"{cls.__name__} has no option {', '.join(map(repr, unknown))}. "
-                f"Allowed: {', '.join(allowed) or 'none'}; for every strategy: profile, blocks, timesteps, "
-                "num_inference_steps, timestep_arg, few_step_guard, cache_device, cache_dtype, process_group."
-            )
-
-
-@dataclass(frozen=True)
 class FeatureStrategy(Strategy, abstract=True):
     """Caching along one denoising trajectory: when to compute a site, and how to forecast it when not.
 
@@ -234,6 +172,11 @@ class FeatureStrategy(Strategy, abstract=True):
         partition: what the weights are split over; None for one weight per residual.
     """
 
+    engine: ClassVar[str] = "cachedit.feature.attachment"
+    common_options: ClassVar[tuple[str, ...]] = (
+        *("blocks", "timesteps", "num_inference_steps", "timestep_arg"),
+        *("few_step_guard", "cache_device", "cache_dtype", "process_group"),
+    )
     site: ClassVar[Site] = Stack()
     history: ClassVar[int] = 1
     profile_arrays: ClassVar[tuple[str, ...]] = ()

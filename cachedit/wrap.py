@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from cachedit.engine import engine_of, loaded_engines
 from cachedit.profile import Profile
-from cachedit.run import Run
-from cachedit.strategy import FeatureStrategy, Strategy
-
-if TYPE_CHECKING:
-    from cachedit.feature.session import Observer
+from cachedit.registry import Strategy
 
 T = TypeVar("T")
 
@@ -42,39 +39,20 @@ def wrap(target: T, strategy: str | Strategy, *, profile: Profile | str | Path |
         ProfileError: no profile fits.
         TypeError, ValueError: an unknown strategy or an impossible option. ``target`` is untouched after any error.
     """
-    return attach(target, strategy, profile=profile, **options)
-
-
-def attach(
-    target: T,
-    strategy: str | Strategy,
-    *,
-    profile: Profile | str | Path | None = None,
-    observer: Observer | None = None,
-    **options: Any,
-) -> T:
-    """``wrap``, with an observer that is shown every computed step and its residuals (for calibration)."""
     from cachedit import strategies  # noqa: F401  (fills the registry)
-    from cachedit.feature import attachment
-    from cachedit.feature.options import split_options
 
-    own, common = split_options(options)
-    found = Strategy.find(strategy, own)
-    if not isinstance(found, FeatureStrategy):
-        raise TypeError(f"{type(found).__name__} is not a feature cache; allowed here: feature caches of the registry")
-    session = attachment.prepare(target, found, profile, common, observer)
+    engine = engine_of(Strategy.named(strategy))
+    own, common = engine.split_options(options)
+    session = engine.prepare(target, Strategy.find(strategy, own), profile, common)
     unwrap(target)
-    attachment.attach(target, session)
+    engine.attach(target, session)
     return target
 
 
 def unwrap(target: T) -> T:
     """Take the cache off; the object is exactly what it was. Does nothing to an object that is not wrapped."""
-    from cachedit.feature import attachment
-
-    session = attachment.find(target)
-    if session is not None:
-        attachment.detach(session)
+    for engine in loaded_engines():
+        engine.remove(target)
     return target
 
 
@@ -88,8 +66,10 @@ def cached(target: T, strategy: str | Strategy, **options: Any) -> Iterator[T]:
         unwrap(target)
 
 
-def last_run(target: Any) -> Run | None:
-    """Record of the last finished or aborted run of a wrapped (or since unwrapped) target; None before the first."""
-    from cachedit.feature import attachment
+def last_run(target: Any) -> Any:
+    """Record of the last finished or aborted run of a wrapped (or since unwrapped) target; None before the first.
 
-    return attachment.last_run(target)
+    A ``Run`` for feature caches; the engines for text and video have records of their own.
+    """
+    found = (engine.last_run(target) for engine in loaded_engines())
+    return next((run for run in found if run is not None), None)

@@ -13,13 +13,13 @@ from torch import nn
 
 from cachedit.calibration.work import Work
 from cachedit.errors import UnsupportedModelError
-from cachedit.feature.attachment import find_denoisers
+from cachedit.feature.attachment import find_denoisers, watch
 from cachedit.feature.families import block_lists
 from cachedit.feature.place import Place, Residual
 from cachedit.profile import Profile
 from cachedit.run import Step
 from cachedit.strategy import Context, FeatureStrategy, Site, Stack
-from cachedit.wrap import attach, cached, last_run, unwrap
+from cachedit.wrap import cached, last_run, unwrap
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class Trial:
     def allows(self, sites: Sequence[Site], signal: str = "") -> bool:
         """True if these sites of the model can be watched, and the signal heard."""
         try:
-            attach(self.pipe, Watching(tuple(sites), signal))
+            watch(self.pipe, Watching(tuple(sites), signal))
         except UnsupportedModelError:
             return False
         unwrap(self.pipe)
@@ -130,7 +130,7 @@ class Trial:
                 {place.site: value for place, value in zip(places, captured, strict=True) if value is not None},
             )
 
-        attach(self.pipe, Watching(tuple(sites), signal), observer=observe)
+        watch(self.pipe, Watching(tuple(sites), signal), observe)
         try:
             self._uncached[k] = self._run(k)
         finally:

@@ -14,6 +14,7 @@ from cachedit.feature.clock import Clock
 from cachedit.feature.families import block_lists, family
 from cachedit.feature.network import check_sites
 from cachedit.feature.options import Options
+from cachedit.feature.options import split_options as split_options
 from cachedit.feature.runner import ATTRIBUTE, Runner
 from cachedit.feature.session import Observer, Pipeline, Session
 from cachedit.profile import Profile
@@ -30,9 +31,12 @@ def prepare(
     strategy: FeatureStrategy,
     profile: Profile | str | Path | None,
     options: Options,
-    observer: Observer | None,
+    observer: Observer | None = None,
 ) -> Session:
-    """Build a session without touching ``target``; every error is raised here."""
+    """Build a session without touching ``target``; every error is raised here.
+
+    An observer is shown every computed step and its residuals.
+    """
     denoisers = find_denoisers(target)
     inner = list(denoisers.values())
     rows = [family(module) for module in inner]
@@ -95,6 +99,13 @@ def attach(target: Any, session: Session) -> None:
         raise
 
 
+def watch(target: Any, strategy: FeatureStrategy, observer: Observer | None = None) -> None:
+    """Attach a strategy that reads no profile, in place of what is on ``target``, and an observer (for calibration)."""
+    session = prepare(target, strategy, None, Options(), observer)
+    remove(target)
+    attach(target, session)
+
+
 def detach(session: Session) -> None:
     """Take the session off; nothing remains but the record of its last run."""
     run = session.latest()
@@ -109,6 +120,13 @@ def detach(session: Session) -> None:
         session.sampler.detach()
     if target is not None and target.__dict__.pop(ATTRIBUTE, None) is not None:
         target.__class__ = type(target).__base__
+
+
+def remove(target: Any) -> None:
+    """Take the session off that is on ``target``; nothing if there is none."""
+    session = find(target)
+    if session is not None:
+        detach(session)
 
 
 def find(target: Any) -> Session | None:

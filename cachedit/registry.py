@@ -1,0 +1,82 @@
+"""What every strategy is, and how it is found by its name."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+
+def canonical(name: str) -> str:
+    """Spelling without case, ``-`` and ``_``: "PlainCache", "plain-cache" and "plain_cache" are one name."""
+    return re.sub(r"[-_\s]", "", name).lower()
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Base of all strategies: a frozen dataclass whose fields are the options. Subclassing registers it."""
+
+    registry: ClassVar[dict[str, type[Strategy]]] = {}
+    name: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    engine: ClassVar[str] = ""  # the module that puts strategies of this kind on an object (``cachedit.engine``)
+    common_options: ClassVar[tuple[str, ...]] = ()  # what ``wrap`` takes for every strategy of this kind
+
+    def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
+        """Enter the class into the registry under its name in snake case."""
+        super().__init_subclass__(**kwargs)
+        if abstract:
+            return
+        cls.name = re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[0-9])(?=[A-Z][a-z])", "_", cls.__name__).lower()
+        known = cls.registry.get(cls.name)
+        if known is not None and known.__module__ != cls.__module__:
+            raise TypeError(f"strategy {cls.name!r} is already defined in {known.__module__}")
+        cls.registry[cls.name] = cls
+
+    @classmethod
+    def find(cls, strategy: str | Strategy, options: dict[str, Any]) -> Strategy:
+        """The strategy of that name (any spelling) with ``options``, or the instance with them replaced.
+
+        Raises:
+            ValueError: no strategy has that name.
+            TypeError: an option that the strategy does not have.
+        """
+        found = cls.named(strategy)
+        found.check_options(options)
+        return found(**options) if isinstance(strategy, str) else dataclasses.replace(strategy, **options)
+
+    @classmethod
+    def named(cls, strategy: str | Strategy) -> type[Strategy]:
+        """The class of that name (any spelling), or of the instance.
+
+        Raises:
+            ValueError: no strategy has that name.
+            TypeError: neither a name nor an instance.
+        """
+        if isinstance(strategy, str):
+            by_name = {canonical(name): found for name, found in cls.registry.items()}
+            if canonical(strategy) not in by_name:
+                raise ValueError(
+                    f"no strategy is called {strategy!r}. Allowed: {', '.join(sorted(cls.registry))}. "
+                    "`cachedit strategies` describes them."
+                )
+            return by_name[canonical(strategy)]
+        if not isinstance(strategy, Strategy):
+            raise TypeError(
+                f"strategy is a {type(strategy).__name__}; allowed: a name ({', '.join(sorted(cls.registry))}) "
+                f"or an instance such as {next(iter(cls.registry.values())).__name__}()."
+            )
+        return type(strategy)
+
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        """Refuse options that are not fields of this strategy."""
+        allowed = [f.name for f in dataclasses.fields(cls)]
+        unknown = sorted(set(options) - set(allowed))
+        if unknown:
+            raise TypeError(
+                f"{cls.__name__} has no option {', '.join(map(repr, unknown))}. "
+                f"Allowed: {', '.join(allowed) or 'none'}; for every strategy: profile, "
+                f"{', '.join(cls.common_options)}."
+            )
