@@ -1,0 +1,136 @@
+"""A language model behind its slots: from what a step computes to the logits that it wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+
+from cachedit.text.layouts import Layout
+from cachedit.text.slots import Pass, SlotCache
+from cachedit.text.state import DecodeState
+from cachedit.text.strategy import TextStrategy
+
+inside: ContextVar[bool] = ContextVar("cachedit_inside", default=False)  # the model is called by its own cache
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step computed.
+
+    Attributes:
+        rows: row of each wanted token [M].
+        slots: the token at which its logits are given [M].
+        logits: [M, V].
+        computed: tokens that were computed [B, S].
+        refreshed: rows of which everything was computed [B].
+    """
+
+    rows: torch.Tensor
+    slots: torch.Tensor
+    logits: torch.Tensor
+    computed: torch.Tensor
+    refreshed: torch.Tensor
+
+
+class CachedModel:
+    """Computes what a strategy plans, and what must be computed whatever it plans."""
+
+    def __init__(self, layout: Layout, strategy: TextStrategy, batch: int, capacity: int) -> None:
+        self.layout, self.strategy = layout, strategy
+        self.cache = SlotCache(batch, capacity) if strategy.caches else None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values that are held."""
+        return 0 if self.cache is None else self.cache.bytes
+
+    def step(self, state: DecodeState, wanted: torch.Tensor) -> Found:
+        """Compute one step of every row that is not done; ``wanted`` [B, S] are the tokens whose logits are needed."""
+        live = ~state.done[:, None]
+        window = state.window & live
+        if self.cache is None:
+            compute = window | (wanted & live)
+        else:
+            compute = ((self.strategy.plan(state).compute & state.window) | state.dirty | wanted) & live
+        refreshed = (compute | ~window).all(1) & live[:, 0]
+        parts = []
+        token = inside.set(True)
+        try:
+            for rows in self._groups(compute, refreshed):
+                parts.append(self._forward(state, rows, compute, wanted))
+        finally:
+            inside.reset(token)
+        state.computed_ids = torch.where(compute, state.ids, state.computed_ids)
+        if self.cache is not None and bool((state.dirty & live).any()):
+            raise AssertionError("keys and values of an earlier id would have been read; please report this")
+        rows, slots, logits = (torch.cat(found) for found in zip(*parts, strict=True))
+        return Found(rows, slots, logits, compute, refreshed)
+
+    def _groups(self, compute: torch.Tensor, refreshed: torch.Tensor) -> Iterator[torch.Tensor]:
+        """Rows that are computed together: those of which all is computed, and the others."""
+        busy = compute.any(1)
+        for chosen in (busy & refreshed, busy & ~refreshed):
+            if bool(chosen.any()):
+                yield chosen.nonzero()[:, 0]
+
+    def _forward(
+        self, state: DecodeState, rows: torch.Tensor, compute: torch.Tensor, wanted: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Rows [M], slots [M] and logits [M, V] of the wanted tokens of some rows."""
+        slots, real = self._slots(compute[rows])
+        ids, positions, asked = (x[rows].gather(1, slots) for x in (state.ids, state.positions, wanted))
+        asked &= real
+        width = _width(state.window[rows] | compute[rows])
+        leading = slots.shape[1] == width and bool((slots == torch.arange(width, device=slots.device)).all())
+        keep = asked.any(0).nonzero()[:, 0]
+        call = Pass(
+            ids,
+            positions,
+            None if len(rows) == len(state.ids) else rows,
+            None if leading else slots,
+            width,
+            _visible(state, rows, slots, width),
+            None if len(keep) == slots.shape[1] else keep,
+        )
+        if self.cache is not None:
+            self.cache.begin(call)
+        logits = self.layout.logits(call, self.cache)
+        asked = asked[:, keep]
+        where = asked.nonzero()
+        return rows[where[:, 0]], slots[:, keep][asked], logits[where[:, 0], where[:, 1]]
+
+    def _slots(self, compute: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Slots of the computed tokens [N, Q], and which of them are not there only to fill the row [N, Q]."""
+        if self.cache is None:  # the tokens that are computed are also all that there is to see
+            leading = torch.arange(_width(compute), device=compute.device)
+            return leading.expand(len(compute), -1), compute[:, : len(leading)]
+        counts = compute.sum(1)
+        most = int(counts.max())
+        real = torch.arange(most, device=compute.device) < counts[:, None]
+        if bool(real.all()):
+            return compute.nonzero()[:, 1].view(len(compute), most), real
+        # A shorter row computes its first token again: any other would be fresher than in a row alone.
+        slots = compute.to(torch.uint8).argsort(dim=1, descending=True, stable=True)[:, :most]
+        return torch.where(real, slots, slots[:, :1]), real
+
+
+def _width(tokens: torch.Tensor) -> int:
+    """Number of leading slots up to the last of these tokens."""
+    return int(tokens.any(0).nonzero()[-1]) + 1
+
+
+def _visible(state: DecodeState, rows: torch.Tensor, slots: torch.Tensor, width: int) -> torch.Tensor | None:
+    """Which of the leading slots the tokens see [N, 1, Q, width]; None if each sees all."""
+    keys = (state.seen & state.window)[rows, :width]
+    visible = keys[:, None].expand(-1, slots.shape[1], -1)
+    if state.block_causal:
+        block = state.block_of[rows]
+        visible = visible & (block[:, None, :width] <= block.gather(1, slots)[:, :, None])
+    if bool(visible.all()):
+        return None
+    blind = ~visible.any(-1, keepdim=True)  # padding must see something, or its softmax is not a number
+    own = slots[:, :, None] == torch.arange(width, device=slots.device)
+    return (visible | (blind & own))[:, None]
