@@ -74,11 +74,11 @@ class Quota:
             )
         self._priority = None
         if self.order == "random":
-            drawn = [
-                torch.rand(len(row), generator=generator, device=generator.device if generator else None)
-                for row, generator in zip(state.ids, generators, strict=True)
-            ]
-            self._priority = torch.stack([row.to(state.ids.device) for row in drawn])
+            self._priority = torch.zeros(state.ids.shape, device=state.ids.device)
+            for row, (masked, generator) in enumerate(zip(state.masked, generators, strict=True)):
+                device = state.ids.device if generator is None else generator.device
+                drawn = torch.rand(int(masked.sum()), generator=generator, device=device)
+                self._priority[row, masked] = drawn.to(state.ids.device)
 
     def count(self, state: DecodeState) -> torch.Tensor:
         """Tokens of this step [B]."""

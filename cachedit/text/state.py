@@ -150,6 +150,11 @@ class DecodeState:
         self.step = self.step + live
         self.block_step = self.block_step + live
 
+    def mask(self, masked: torch.Tensor) -> None:
+        """Say which tokens are masked, where the loop is not ours: a model may decide on the mask token itself."""
+        self.masked = masked.clone()
+        self.age = torch.where(masked, -1, self.age)
+
     def end_at(self, token: int, filler: int, start: int) -> None:
         """End every row that has decided on ``token`` from ``start`` on, and on all before it; the rest is filled."""
         order = torch.arange(self.ids.shape[1], device=self.ids.device).expand_as(self.ids)
