@@ -59,7 +59,7 @@ def test_a_block_costs_one_full_pass(cache: str) -> None:
 
 
 def test_a_shift_keeps_the_token_before_a_mask() -> None:
-    # 23 masks and the one just decided, and the token before the first mask unless that one is masked or just decided
+    # the masks and the one just decided, and the token before the one that is decided now unless it is one of them
     plain = computed("dkv-cache", "dream", interval=100, order="random", generator=torch.Generator().manual_seed(0))
     assert plain[0] == P + G
     assert all(0 <= found - (G - step + 1) <= 1 for step, found in enumerate(plain) if step)
@@ -117,7 +117,7 @@ def test_two_streams_of_one_model_do_not_mix() -> None:
     kinds = [("fast-dllm", prompts(1, P, seed=5)), ("dkv-cache", prompts(1, P, seed=6))]
     alone = [cachedit.generate(lm, ids, strategy, **OPTIONS) for strategy, ids in kinds]
     both = [cachedit.text.stream(lm, ids, strategy, **OPTIONS) for strategy, ids in kinds]
-    last = [pair for pair in zip(*both, strict=True)][-1]
+    last = list(zip(*both, strict=True))[-1]
     for event, plain in zip(last, alone, strict=True):
         assert torch.equal(event.sequences, plain)
 
@@ -165,9 +165,9 @@ def test_a_model_without_attention_is_refused() -> None:
         cachedit.generate(torch.nn.Linear(2, 2), prompts(1, P), "no-cache")
     with pytest.raises(UnsupportedModelError, match="language model"):
         cachedit.wrap(object(), "dkv-cache")
+    lm: Any = causal_llama()
+    del lm.config.mask_token_id
     with pytest.raises(ValueError, match="mask_token_id"):
-        lm: Any = causal_llama()
-        del lm.config.mask_token_id
         cachedit.generate(lm, prompts(1, P), "no-cache")
 
 

@@ -243,7 +243,7 @@ class Decoding:
         began, state, request, run = time.perf_counter(), self.state, self.request, self.run
         total = int((state.window & ~state.done[:, None]).sum())
         state.planned = self.rule.foresee(state)
-        found = self.model.step(state, state.asked_for(state.open))
+        found = self.model.step(state, state.asked_for(state.candidates))
         entropy = self.rule.needs_entropy or self.setting.strategy.needs_entropy
         tokens = propose(state, found, self.mask_token_id, request.temperature, self.generators, entropy)
         picked = self.rule.select(state)

@@ -131,6 +131,11 @@ class DecodeState:
         """Tokens that this step may commit."""
         return self.masked & self.in_block & ~self.done[:, None]
 
+    @property
+    def candidates(self) -> torch.Tensor:
+        """Tokens that the model must propose something for."""
+        return self.open if self.planned is None else self.planned
+
     def asked_for(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens at which the logits for ``tokens`` are given."""
         if self.before is None:
