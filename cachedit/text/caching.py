@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
 
 from cachedit.text.layouts import Layout
+from cachedit.text.listening import LayerView, listening
 from cachedit.text.slots import Pass, SlotCache
 from cachedit.text.state import DecodeState
 from cachedit.text.strategy import TextStrategy
@@ -97,10 +99,22 @@ class CachedModel:
         )
         if self.cache is not None:
             self.cache.begin(call)
-        logits = self.layout.logits(call, self.cache)
+        with self._listening(state, rows, slots):
+            logits = self.layout.logits(call, self.cache)
         asked = asked[:, keep]
         where = asked.nonzero()
         return rows[where[:, 0]], slots[:, keep][asked], logits[where[:, 0], where[:, 1]]
+
+    def _listening(self, state: DecodeState, rows: torch.Tensor, slots: torch.Tensor) -> AbstractContextManager[None]:
+        if not self.strategy.listens:
+            return nullcontext()
+
+        def listener(
+            layer: int, queries: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None
+        ) -> torch.Tensor | None:
+            return self.strategy.reads(LayerView(state, rows, slots, layer, queries, keys, visible))
+
+        return listening(listener)
 
     def _slots(self, compute: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots of the computed tokens [N, Q], and which of them are not there only to fill the row [N, Q]."""

@@ -242,6 +242,7 @@ class Decoding:
     def _step(self) -> Event:
         began, state, request, run = time.perf_counter(), self.state, self.request, self.run
         total = int((state.window & ~state.done[:, None]).sum())
+        state.narrowed = self.setting.strategy.candidates(state)
         state.planned = self.rule.foresee(state)
         found = self.model.step(state, state.asked_for(state.candidates))
         entropy = self.rule.needs_entropy or self.setting.strategy.needs_entropy

@@ -11,6 +11,7 @@ from cachedit.registry import Strategy
 from cachedit.text.options import COMMON
 
 if TYPE_CHECKING:
+    from cachedit.text.listening import LayerView
     from cachedit.text.state import DecodeState
 
 
@@ -38,6 +39,18 @@ class TextStrategy(Strategy, abstract=True):
     caches: ClassVar[bool] = True  # False: no keys and values are kept at all
     block_causal: ClassVar[bool] = False  # True: right only where no token sees a later block
     needs_entropy: ClassVar[bool] = False
+    listens: ClassVar[bool] = False  # True: ``reads`` is asked in every layer
+
+    def candidates(self, state: DecodeState) -> torch.Tensor:
+        """Masked tokens that this step may commit [B, S], some in every row that has any; those of the block."""
+        return state.masked & state.in_block
+
+    def reads(self, view: LayerView) -> torch.Tensor | None:
+        """Slots that the queries of a layer read, bool [N, 1 or Hk, W]; None for all of them.
+
+        What is worth remembering of the layer goes into ``view.state.notes``.
+        """
+        return None
 
     @property
     def needs_foresight(self) -> bool:
