@@ -56,9 +56,8 @@ class SparseDLLM(TextStrategy):
         chosen = (step == 1)[:, None]
         if bool(chosen.any()):
             kept[rows, :width] = torch.where(chosen, self._best(view, block), kept[rows, :width])
-        if bool((step < 2).any()):  # such a step computes everything, and rows at such steps are computed together
-            return None
-        return (kept[rows, :width] | block)[:, None]
+        everything = step < 2
+        return None if bool(everything.all()) else (kept[rows, :width] | block | everything[:, None])[:, None]
 
     def _best(self, view: LayerView, block: torch.Tensor) -> torch.Tensor:
         """The keys outside the block with the highest scores, [N, W]."""

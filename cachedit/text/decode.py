@@ -31,7 +31,7 @@ class Event:
         committed: tokens that the step decided.
         computed: tokens whose keys and values the step computed; the others were taken from the cache.
         confidence: of the model in the tokens that the step decided, 0 elsewhere.
-        tokens_computed: how many tokens the step computed, over all rows.
+        tokens_computed: how many tokens the step computed, over all rows; on average over layers that differ.
         prompt_length: where the answer starts.
         finished: True for the last event.
     """
@@ -259,7 +259,7 @@ class Decoding:
             picked,
             found.computed,
             state.confidence.masked_fill(~picked, 0),
-            int(found.computed.sum()),
+            found.tokens,
             self.prompt_length,
             bool(state.done.all()),
         )

@@ -106,8 +106,7 @@ class DropIn:
         logits[found.rows, found.slots - first] = found.logits
         run, spent = self._run, 1e3 * (time.perf_counter() - began)
         run.cache_bytes_peak = max(run.cache_bytes_peak, self._cached.bytes)
-        computed = int(found.computed.sum())
-        run.steps.append(TextStep(run.nfe, computed, total, 0, bool(found.refreshed.any()), spent))
+        run.steps.append(TextStep(run.nfe, found.tokens, total, 0, bool(found.refreshed.any()), spent))
         from transformers.modeling_outputs import MaskedLMOutput
 
         return MaskedLMOutput(logits=logits)
