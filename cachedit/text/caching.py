@@ -174,7 +174,7 @@ class CachedModel:
 
     def _slots(self, compute: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots of the computed tokens [N, Q], and which of them are not there only to fill the row [N, Q]."""
-        if self.cache is None:  # the tokens that are computed are also all that there is to see
+        if self.cache is None or self.features is not None:  # all that a layer sees is what enters it
             leading = torch.arange(_width(compute), device=compute.device)
             return leading.expand(len(compute), -1), compute[:, : len(leading)]
         counts = compute.sum(1)
