@@ -21,6 +21,8 @@ from cachedit.wrap import cached, last_run, unwrap, wrap
 
 if TYPE_CHECKING:
     from cachedit import strategies as strategies
+    from cachedit import text as text
+    from cachedit.text import generate as generate
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,8 +36,10 @@ __all__ = [
     "Strategy",
     "UnsupportedModelError",
     "cached",
+    "generate",
     "last_run",
     "strategies",
+    "text",
     "unwrap",
     "wrap",
 ]
@@ -45,8 +49,10 @@ def __getattr__(name: str) -> object:
     """Sub-packages and strategy classes (``cachedit.MagCache``) load on first use."""
     import importlib
 
-    if name in ("calibration", "kernels", "samples", "strategies"):
+    if name in ("calibration", "kernels", "samples", "strategies", "text"):
         return importlib.import_module(f"cachedit.{name}")
+    if name == "generate":
+        return importlib.import_module("cachedit.text").generate
     package: Any = importlib.import_module("cachedit.strategies")
     for cls in package().values():
         if cls.__name__ == name:

@@ -1,0 +1,269 @@
+"""The decoding loop: plan, compute, commit, until nothing is masked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import torch
+
+from cachedit.registry import Strategy
+from cachedit.text.attachment import setting_on
+from cachedit.text.caching import CachedModel
+from cachedit.text.commit import commit_rule
+from cachedit.text.options import TextOptions, split_options
+from cachedit.text.record import TextRun, TextStep
+from cachedit.text.sampling import propose
+from cachedit.text.session import Setting, remember
+from cachedit.text.state import DecodeState
+from cachedit.text.strategy import TextStrategy
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one step did. Tensors are [B, P + G].
+
+    Attributes:
+        step: number of the step, from 0.
+        sequences: token ids after the step, a copy; the mask token where nothing is decided yet.
+        committed: tokens that the step decided.
+        computed: tokens whose keys and values the step computed; the others were taken from the cache.
+        confidence: of the model in the tokens that the step decided, 0 elsewhere.
+        tokens_computed: how many tokens the step computed, over all rows; on average over layers that differ.
+        prompt_length: where the answer starts.
+        finished: True for the last event.
+    """
+
+    step: int
+    sequences: torch.Tensor
+    committed: torch.Tensor
+    computed: torch.Tensor
+    confidence: torch.Tensor
+    tokens_computed: int
+    prompt_length: int
+    finished: bool
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of a decoding; ``generate`` describes it."""
+
+    attention_mask: torch.Tensor | None = None
+    gen_length: int = 128
+    block_length: int = 32
+    steps: int | None = None
+    threshold: float | None = None
+    factor: float | None = None
+    entropy_bound: float | None = None
+    order: Literal["confidence", "random"] = "confidence"
+    temperature: float = 0.0
+    generator: torch.Generator | list[torch.Generator] | None = None
+    num_return_sequences: int = 1
+    eos_token_id: int | None = None
+    pad_token_id: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        for name in ("gen_length", "block_length", "num_return_sequences"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{name}={value!r}; allowed: an integer, 1 or more")
+        if isinstance(self.temperature, bool) or not self.temperature >= 0:
+            raise ValueError(f"temperature={self.temperature!r}; allowed: a number, 0 (the likeliest token) or more")
+
+    def generators(self, rows: int) -> list[torch.Generator | None]:
+        """One generator per row.
+
+        Raises:
+            ValueError: another number was given.
+        """
+        if not isinstance(self.generator, (list, tuple)):
+            return [self.generator] * rows
+        if len(self.generator) != rows:
+            raise ValueError(f"got {len(self.generator)} generators for {rows} rows; allowed: one for each, or one")
+        return list(self.generator)
+
+
+def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy | None = None, **options: Any) -> Any:
+    """Decode the answers to a batch of prompts with a masked diffusion language model.
+
+    Row i of a batch gets the tokens that it would get alone, whatever the other rows are and however they are padded.
+
+    Args:
+        model: a language model, wrapped or not.
+        input_ids: the prompts, integers [P] or [B, P].
+        strategy: name or instance of a text strategy; None for what the model is wrapped with, else "auto".
+        **options: the strategy's own options, and
+
+            * ``attention_mask`` [B, P]: 0 for padding, on either side; the answer follows the last prompt token;
+            * ``gen_length``: tokens of the answer (128); ``block_length``: tokens of a block (32), decoded in turn;
+            * ``steps``: in all, at least one per block; None for one per token. Instead, for parallel commits:
+              ``threshold``, ``factor`` or ``entropy_bound`` (``cachedit.text.commit``);
+            * ``order``: "confidence", or "random" for an order drawn beforehand, with ``steps``;
+            * ``temperature``: 0 for the likeliest token; ``generator``: one, or a list with one per returned row;
+            * ``num_return_sequences``: answers per prompt, next to each other;
+            * ``eos_token_id``: ends a row once all before it is decided; the rest is ``pad_token_id``, or that token;
+            * ``mask_token_id``: None for the one in the model's configuration;
+            * ``attention``: "full", or "block" for models trained block-causally; None for what the layout tells;
+            * ``shift``: 1 if logits are for the next token; None for what the layout tells;
+            * ``profile``: what the probe of this model stored.
+
+    Returns:
+        Token ids [B * num_return_sequences, P + gen_length], the prompts included.
+
+    Raises:
+        UnsupportedModelError: no text cache knows the model, or the strategy is wrong for it.
+        TypeError, ValueError: an unknown strategy or an impossible option.
+    """
+    sequences = input_ids
+    for event in stream(model, input_ids, strategy, **options):
+        sequences = event.sequences
+    return sequences
+
+
+def stream(
+    model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy | None = None, **options: Any
+) -> Iterator[Event]:
+    """``generate``, step by step: tokens as they are committed. Takes the same arguments and raises the same errors.
+
+    Closing the iterator ends the run; ``last_run`` then says that it was aborted.
+    """
+    names = {field.name for field in fields(Request)}
+    request = Request(**{name: value for name, value in options.items() if name in names})
+    profile = options.pop("profile", None)
+    rest = {name: value for name, value in options.items() if name not in names}
+    setting = _setting(model, strategy, profile, rest)
+    return Decoding(setting, input_ids, request).events()
+
+
+def _setting(model: Any, strategy: str | TextStrategy | None, profile: Any, options: dict[str, Any]) -> Setting:
+    own, common = split_options(options)
+    on_model = setting_on(model)
+    if strategy is None and on_model is not None:
+        strategy, common = on_model.strategy, _over(common, on_model.options)
+    from cachedit import strategies  # noqa: F401  (fills the registry)
+
+    if strategy is None:
+        raise ValueError(f"{type(model).__name__} is not wrapped and no strategy is named. Pass strategy=.")
+    found = Strategy.find(strategy, own)
+    if not isinstance(found, TextStrategy):
+        known = sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, TextStrategy))
+        raise ValueError(f"{found.name} is no strategy for text. Allowed: {', '.join(known)}.")
+    return Setting.of(model, found, common)
+
+
+def _over(given: TextOptions, before: TextOptions) -> TextOptions:
+    """What is given now, and else what was given before."""
+    chosen = {}
+    for field in fields(TextOptions):
+        now = getattr(given, field.name)
+        chosen[field.name] = getattr(before, field.name) if now is None else now
+    return TextOptions(**chosen)
+
+
+class Decoding:
+    """One decoding of a batch, before its first step and during it.
+
+    Attributes:
+        state: where it stands.
+        run: its record.
+    """
+
+    def __init__(self, setting: Setting, input_ids: torch.Tensor, request: Request) -> None:
+        """Prepare everything; whatever is impossible is said here.
+
+        Raises:
+            UnsupportedModelError: the strategy is wrong for the model.
+            ValueError: an impossible option.
+        """
+        self.setting, self.request = setting, request
+        self.mask_token_id = setting.mask_token_id()
+        self.state = self._before_the_first_step(input_ids)
+        batch, width = self.state.ids.shape
+        self.prompt_length = width - request.gen_length
+        self.rule = commit_rule(request.steps, request.order, request.threshold, request.factor, request.entropy_bound)
+        self.generators = request.generators(batch)
+        self.rule.begin(self.state, self.generators)
+        strategy = setting.strategy
+        if strategy.needs_foresight and self.rule.foresee(self.state) is None:
+            raise ValueError(
+                f"{strategy} must know the order of the commits beforehand, and confidence tells it only afterwards. "
+                "Allowed: order='random'."
+            )
+        self.model = CachedModel(setting.layout, strategy, batch, width)
+        self.run = TextRun(str(strategy), batch, self.prompt_length, request.gen_length)
+
+    def _before_the_first_step(self, input_ids: torch.Tensor) -> DecodeState:
+        request, ids = self.request, torch.atleast_2d(input_ids)
+        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"got input_ids {ids.dtype} {list(input_ids.shape)}; allowed: integers [P] or [B, P]")
+        mask = torch.ones_like(ids) if request.attention_mask is None else torch.atleast_2d(request.attention_mask)
+        if mask.shape != ids.shape:
+            raise ValueError(
+                f"got an attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}; allowed: equal"
+            )
+        repeats, shift = request.num_return_sequences, self.setting.shift
+        ids, mask = (x.long().repeat_interleave(repeats, 0) for x in (ids, mask.to(ids.device)))
+        (batch, prompt), length = ids.shape, request.gen_length
+        if shift and not bool(mask.any(1).all()):
+            raise ValueError(
+                "got an empty prompt; allowed: one token or more, whose logits are for the first answer token"
+            )
+        block_causal = self.setting.attention() == "block"
+        seen = torch.cat([mask, mask.new_ones(batch, length)], 1).bool()
+        positions = (seen.cumsum(1) - 1).clamp_min(0)
+        behind = torch.arange(-prompt, length, device=ids.device).expand(batch, -1)
+        block_of = (
+            (positions if block_causal else behind).div(request.block_length, rounding_mode="floor").clamp_min(-1)
+        )
+        ids = torch.cat([ids, ids.new_full((batch, length), self.mask_token_id)], 1)
+        return DecodeState(ids, seen, seen, positions, block_of, behind >= 0, block_causal, shift)
+
+    @torch.no_grad()
+    def events(self) -> Iterator[Event]:
+        """Step until every row is done."""
+        remember(self.setting.model, self.run)
+        try:
+            while not bool(self.state.done.all()):
+                event = self._step()
+                if event.finished:
+                    self.run.status = "finished"
+                yield event
+        finally:
+            if self.run.status == "running":
+                self.run.status = "aborted"
+
+    def _step(self) -> Event:
+        began, state, request, run = time.perf_counter(), self.state, self.request, self.run
+        total = int((state.window & ~state.done[:, None]).sum())
+        state.narrowed = self.setting.strategy.candidates(state)
+        state.planned = self.rule.foresee(state)
+        found = self.model.step(state, state.asked_for(state.candidates))
+        entropy = self.rule.needs_entropy or self.setting.strategy.needs_entropy
+        tokens = propose(state, found, self.mask_token_id, request.temperature, self.generators, entropy)
+        picked = self.rule.select(state)
+        state.commit(picked, tokens)
+        if request.eos_token_id is not None:
+            filler = request.eos_token_id if request.pad_token_id is None else request.pad_token_id
+            state.end_at(request.eos_token_id, filler, self.prompt_length)
+        state.enter_blocks()
+        event = Event(
+            run.nfe,
+            state.ids.clone(),
+            picked,
+            found.computed,
+            state.confidence.masked_fill(~picked, 0),
+            found.tokens,
+            self.prompt_length,
+            bool(state.done.all()),
+        )
+        run.cache_bytes_peak = max(run.cache_bytes_peak, self.model.bytes)
+        spent, refreshed = 1e3 * (time.perf_counter() - began), bool(found.refreshed.any())
+        run.steps.append(TextStep(run.nfe, event.tokens_computed, total, int(picked.sum()), refreshed, spent))
+        return event

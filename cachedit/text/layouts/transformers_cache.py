@@ -1,0 +1,50 @@
+"""The slots as transformers' Cache; apart, because it imports transformers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache
+
+from cachedit.text.slots import SlotCache
+
+
+class KeptSlots(Cache):
+    """What attention modules call ``update`` on."""
+
+    def __init__(self, slots: SlotCache) -> None:
+        # no layers of transformers' own: older versions have none to give
+        super().__init__(**({"layers": []} if hasattr(Cache, "offload") else {}))
+        self.slots = slots
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keep what a layer computed, and give what it reads."""
+        return self.slots.write(layer_idx, key_states, value_states)
+
+    def get_seq_length(self, layer_idx: int = 0, *args: Any) -> int:
+        """Slots are filled in any order, so nothing precedes the tokens that are computed."""
+        return 0
+
+    def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        """How many slots are read, and the first of them."""
+        return self._width(), 0
+
+    def get_max_length(self, *args: Any) -> int:
+        """How many slots there may be."""
+        return self._width()
+
+    def get_max_cache_shape(self, *args: Any) -> int:
+        """The same, as older versions call it."""
+        return self._width()
+
+    def _width(self) -> int:
+        assert self.slots.call is not None
+        return self.slots.call.width
+
+
+def as_cache(slots: SlotCache) -> KeptSlots:
+    """The slots as what a model of transformers takes."""
+    return KeptSlots(slots)

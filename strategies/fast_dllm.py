@@ -1,0 +1,36 @@
+"""Fast-dLLM: one full pass per block, then only the block, or the block and what lies behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from cachedit.text.state import DecodeState
+from cachedit.text.strategy import StepPlan, TextStrategy
+
+
+@dataclass(frozen=True)
+class FastDLLM(TextStrategy):
+    """Compute everything at the first step of a block, and a part of it at the others (arXiv 2505.22618).
+
+    The paper decodes with a threshold on the confidence beside it: ``generate(..., threshold=0.9)``.
+
+    cache: "prefix" keeps what lies before the block; "dual" also the masked tokens behind it.
+    """
+
+    cache: Literal["prefix", "dual"] = "prefix"
+
+    paper: ClassVar[str] = "arXiv 2505.22618"
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        self.check_options_of("cache", ("prefix", "dual"))
+
+    def plan(self, state: DecodeState) -> StepPlan:
+        """Everything on entering a block."""
+        part = state.in_block if self.cache == "dual" else state.from_block
+        return StepPlan(part | (state.block_step == 0)[:, None])
