@@ -6,10 +6,12 @@ import functools
 import weakref
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from cachedit.errors import UnsupportedModelError
 from cachedit.profile import Profile
+from cachedit.video.forcing import ATTRIBUTE as FORCING
+from cachedit.video.forcing import DiffusionForcing, forced
 from cachedit.video.network import attach as attach_processors
 from cachedit.video.network import check_model
 from cachedit.video.network import detach as detach_processors
@@ -18,6 +20,7 @@ from cachedit.video.session import VideoSession
 from cachedit.video.strategy import VideoStrategy
 
 ATTRIBUTE = "_cachedit_video"
+Session = VideoSession | DiffusionForcing
 _last_runs: weakref.WeakKeyDictionary[Any, VideoRun] = weakref.WeakKeyDictionary()
 
 
@@ -26,36 +29,46 @@ def split_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], None]:
     return dict(options), None
 
 
-def prepare(target: Any, strategy: VideoStrategy, profile: Profile | str | Path | None, options: None) -> VideoSession:
+def prepare(target: Any, strategy: VideoStrategy, profile: Profile | str | Path | None, options: None) -> Session:
     """Build a session without touching ``target``; every error is raised here.
 
     Raises:
-        UnsupportedModelError: not a Wan text-to-video pipeline with one denoiser.
+        UnsupportedModelError: not a Wan pipeline with one denoiser.
         TypeError: a profile, which video does not read.
     """
     if profile is not None:
         raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
     name, model = type(target).__name__, getattr(target, "transformer", None)
+    forcing = hasattr(target, "generate_timestep_matrix")
     if model is None or not hasattr(target, "encode_prompt") or not hasattr(target, "video_processor"):
         raise UnsupportedModelError(
-            f"{name} cannot be rolled out. Allowed: a WanPipeline, whose text encoder and autoencoder are needed too; "
-            "cachedit.video.CausalNetwork drives a transformer by hand."
+            f"{name} cannot be rolled out. Allowed: a WanPipeline or a SkyReels-V2 diffusion forcing pipeline, whose "
+            "other parts are needed too; cachedit.video.CausalNetwork drives a transformer by hand."
         )
     if getattr(target, "transformer_2", None) is not None:
         raise UnsupportedModelError(
             f"{name} has two denoisers, one of which would have to attend to what the other wrote. Allowed: one."
         )
     check_model(model)
-    return VideoSession(repr(strategy), strategy.plan())
+    if forcing != type(model).__name__.startswith("SkyReels"):
+        raise UnsupportedModelError(
+            f"{name} with a {type(model).__name__} cannot be rolled out. Allowed: a WanPipeline, or a SkyReels-V2 "
+            "pipeline for diffusion forcing."
+        )
+    plan = strategy.plan()
+    return DiffusionForcing(repr(strategy), plan.quant) if forcing else VideoSession(repr(strategy), plan)
 
 
-def attach(target: Any, session: VideoSession) -> None:
+def attach(target: Any, session: Session) -> None:
     """Put the session on the pipeline and our processors on its transformer."""
-    cls: Any = type(target)
+    cls, model = cast(Any, type(target)), target.transformer
     try:
         target.__dict__[ATTRIBUTE] = session
-        attach_processors(target.transformer, session.current)
-        target.__class__ = _rolled_out(cls)
+        attach_processors(model, session.current)
+        if isinstance(session, DiffusionForcing):
+            model.__dict__[FORCING] = session
+            model.__class__ = forced(cast(Any, type(model)))
+        target.__class__ = _called_through(cls, not isinstance(session, DiffusionForcing))
     except BaseException:
         remove(target)
         raise
@@ -68,7 +81,10 @@ def remove(target: Any) -> None:
         return
     if session.run is not None:
         _last_runs[target] = session.run
-    detach_processors(target.transformer)
+    model = target.transformer
+    detach_processors(model)
+    if model.__dict__.pop(FORCING, None) is not None and getattr(type(model), FORCING, False):
+        model.__class__ = type(model).__base__
     del target.__dict__[ATTRIBUTE]
     if getattr(type(target), ATTRIBUTE, False):
         target.__class__ = type(target).__base__
@@ -86,22 +102,27 @@ def last_run(target: Any) -> VideoRun | None:
         return None
 
 
-def _find(target: Any) -> VideoSession | None:
+def _find(target: Any) -> Session | None:
     return getattr(target, "__dict__", {}).get(ATTRIBUTE)
 
 
 @functools.cache
-def _rolled_out(cls: Any) -> Any:
-    """A pipeline class whose calls are rollouts, with ``stream`` beside, and which is otherwise ``cls``."""
+def _called_through(cls: Any, streams: bool) -> Any:
+    """A pipeline class whose calls are the session's, perhaps with ``stream``, and which is otherwise ``cls``."""
 
-    def call(self: Any, prompt: Any = None, **arguments: Any) -> Any:
+    def rolled_out(self: Any, prompt: Any = None, **arguments: Any) -> Any:
         return self.__dict__[ATTRIBUTE].call(self, prompt, **arguments)
 
     def stream(self: Any, prompt: Any = None, **arguments: Any) -> Any:
         return self.__dict__[ATTRIBUTE].stream(self, prompt, **arguments)
 
-    call.__doc__, stream.__doc__ = VideoSession.call.__doc__, VideoSession.stream.__doc__
-    body = {"__call__": call, "stream": stream, "__module__": cls.__module__, "__doc__": cls.__doc__, ATTRIBUTE: True}
+    @functools.wraps(cls.__call__)
+    def kept(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self.__dict__[ATTRIBUTE].call(self, functools.partial(cls.__call__, self), *arguments, **named)
+
+    rolled_out.__doc__, stream.__doc__ = VideoSession.call.__doc__, VideoSession.stream.__doc__
+    calls = {"__call__": rolled_out, "stream": stream} if streams else {"__call__": kept}
+    body = {**calls, "__module__": cls.__module__, "__doc__": cls.__doc__, ATTRIBUTE: True}
     swapped = type(cls.__name__, (cls,), body)
     swapped.__qualname__ = cls.__qualname__
     return swapped
