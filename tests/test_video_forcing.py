@@ -15,6 +15,7 @@ from diffusers import (
 from video_models import TEXT, draw, far, float64_throughout, tiny
 
 import cachedit
+from cachedit.video.attachment import ATTRIBUTE
 from cachedit.video.record import VideoRun
 
 FRAMES, BLOCK, LAG, STEPS = 37, 2, 3, 8  # 10 latent frames in 5 blocks
@@ -89,11 +90,19 @@ def test_a_long_video_in_windows() -> None:
 
 
 def test_timesteps_that_do_not_tell_the_blocks_apart_cost_speed_alone() -> None:
+    """Both blocks have begun, a step apart, and stand at 999."""
     pipe = build()
-    pipe.scheduler.register_to_config(flow_shift=600.0)  # timesteps 999, 999, 999, 998 ...
-    stock = run(pipe, ar_step=1)
-    cachedit.wrap(pipe, "rolling-kv")
-    assert far(run(pipe, ar_step=1), stock) < 1e-6
+    model, call = pipe.transformer, {"enable_diffusion_forcing": True, "return_dict": False}
+    x, text, times = draw(1, 4, 4, 4, 4), draw(1, 7, TEXT), torch.full((1, 4), 999.0, dtype=torch.float64)
+    model.register_to_config(num_frame_per_block=2)
+    with float64_throughout():
+        stock = model(x, times, text, **call)[0]
+        forcing = cachedit.wrap(pipe, "rolling-kv").__dict__[ATTRIBUTE]
+        forcing._pipe, forcing._lag = pipe, 1
+        for steps, blocks in (([999, 999, 500], 2), ([999, 800, 500], 1)):
+            pipe.scheduler.timesteps = torch.tensor(steps)
+            frames = slice(0, 2 * blocks)
+            assert far(model(x, times, text, **call)[0][:, :, frames], stock[:, :, frames]) < 1e-12
 
 
 @pytest.mark.parametrize("mode", [{"ar_step": 0}, {"causal_block_size": 1}])
