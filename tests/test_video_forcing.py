@@ -22,7 +22,8 @@ FRAMES, BLOCK, LAG, STEPS = 37, 2, 3, 8  # 10 latent frames in 5 blocks
 
 
 def build(**sizes: Any) -> Any:
-    model = tiny(SkyReelsV2Transformer3DModel, inject_sample_info=False, **sizes)
+    with float64_throughout():  # its rotary table too
+        model = tiny(SkyReelsV2Transformer3DModel, inject_sample_info=False, **sizes)
     scheduler = UniPCMultistepScheduler(prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=8.0)
     made = SkyReelsV2DiffusionForcingPipeline(
         tokenizer=None, text_encoder=None, vae=None, transformer=model, scheduler=scheduler
