@@ -26,6 +26,7 @@ class CausalNetwork:
         check_model(model)
         self.model: Any = model
         self.current = current or Current()
+        self.dtype = self.model.dtype  # asked for once, as diffusers walks over all modules for it
 
     @contextmanager
     def attached(self) -> Iterator[CausalNetwork]:
@@ -45,7 +46,7 @@ class CausalNetwork:
         """An empty ring for latents of shape [B, C, F, H, W]; options are those of ``RollingKVCache``."""
         config = self.model.config
         weight = next(iter(self.model.parameters()))
-        options = {"batch": latents[0], "dtype": self.model.dtype, "device": weight.device} | options
+        options = {"batch": latents[0], "dtype": self.dtype, "device": weight.device} | options
         sizes = (config.num_layers, config.num_attention_heads, config.attention_head_dim)
         return RollingKVCache(*sizes, self.grid(latents), **options)
 
@@ -83,7 +84,7 @@ class CausalNetwork:
             with self.current.pass_over(branch, opening):
                 found.append(
                     self.model(
-                        hidden_states=latents.to(self.model.dtype),
+                        hidden_states=latents.to(self.dtype),
                         timestep=timestep,
                         encoder_hidden_states=branch.embeds,
                         return_dict=False,
@@ -97,7 +98,7 @@ class CausalNetwork:
         """[B] where all frames share it, which keeps the modulation small; else one per token, [B, F * tokens]."""
         batch, frames = latents.shape[0], latents.shape[2]
         each = [float(timesteps)] * frames if isinstance(timesteps, (int, float)) else [float(t) for t in timesteps]
-        dtype = torch.promote_types(self.model.dtype, torch.float32)
+        dtype = torch.promote_types(self.dtype, torch.float32)
         if len(set(each)) == 1:
             return torch.full((batch,), each[0], dtype=dtype, device=latents.device)
         rows, columns = self.grid(latents.shape)

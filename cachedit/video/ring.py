@@ -292,8 +292,7 @@ class RollingKVCache:
             at = self._rows.span((self.sink + slot, self.sink + slot + 1))
             for layer in range(self.layers):
                 keys = self._rows.keys(layer, (slot, slot + 1))
-                cos, sin = self._turn([frame], keys)
-                self._raw[layer, :, at] = rotated(keys, (cos, -sin))
+                self._raw[layer, :, at] = rotated(keys, self._turn([frame], keys).conj())
         self._turned = [()] * self.layers
         self._pinned[slot] = frame
         self._wanted.discard(frame)

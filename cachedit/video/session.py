@@ -132,7 +132,7 @@ class VideoSession:
         )
         preset = self.preset
         self.run = VideoRun(
-            self.described, preset.window, preset.sink, preset.rope, preset.quant or str(rollout.network.model.dtype),
+            self.described, preset.window, preset.sink, preset.rope, preset.quant or str(rollout.network.dtype),
             preset.context,
         )  # fmt: skip
         decoder = StreamingDecoder(pipe.vae) if decodes else None
