@@ -15,7 +15,7 @@ from test_video_stream import pipe as pipe
 from video_models import CHANNELS, SIZE, TOKENS, draw, far, float64_throughout, seen, tiny, whole
 
 import cachedit
-from cachedit.video import PRESETS, Branch, CausalNetwork, RollingKVCache
+from cachedit.video import PRESETS, Branch, CausalNetwork, RollingKVCache, Skipping
 from cachedit.video.decoder import encoded
 from cachedit.video.rollout import Rollout
 
@@ -131,6 +131,41 @@ def test_context_noise_is_added_to_what_is_committed(network: CausalNetwork) -> 
     time, given = seen_by_model[-1]
     assert time == 100.0
     assert float(((given - 0.9 * latents) / 0.1).std()) == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("rope", ["absolute", "relative"])
+def test_frames_that_a_step_leaves_out_are_seen_by_nobody(network: CausalNetwork, model: Any, rope: str) -> None:
+    """The oracle hides them: the other frames keep their positions."""
+    one = Branch(PROMPT, network.cache(FRAME[:2] + (1, *FRAME[2:]), window=12, rope=rope))
+    x = draw(1, CHANNELS, 7, SIZE, SIZE, seed=3)
+    network(one, x[:, :, :3], 400.0, commit=1)
+    kept = network(one, x[:, :, [3, 5, 6]], 400.0, left_out=[1])
+    mask = seen([3, 4])
+    mask[:, 4 * TOKENS : 5 * TOKENS] = False
+    mask[4 * TOKENS : 5 * TOKENS] = True  # whatever it sees itself
+    wanted = whole(model, x, torch.full((1,), 400.0, dtype=torch.float64), PROMPT, mask)
+    assert far(kept, wanted[:, :, [3, 5, 6]]) < EXACT
+    with pytest.raises(ValueError, match="some, not all"):
+        network(one, x[:, :, :0], 400.0, left_out=[0, 1, 2])
+
+
+def test_frames_left_out_are_filled_in(network: CausalNetwork) -> None:
+    """All steps leave the middle one out; then it is the mean of its neighbours, and the last step gives it so."""
+    preset = PRESETS["self-forcing"]
+    rollout = Rollout(network, [branch(network, preset)], preset, FRAME, noise())
+
+    def fill(clean: torch.Tensor, absent: Any) -> torch.Tensor:
+        clean[:, :, list(absent)] = clean[:, :, [0, 2]].mean(2, keepdim=True)
+        return clean
+
+    asked_for: list[int] = []
+    rollout.skipping = Skipping(lambda step: asked_for.append(step) or [1], fill)  # type: ignore[func-returns-value]
+    latents = rollout.make()
+    assert asked_for == [0, 1, 2, 3]
+    assert torch.equal(latents[:, :, 1], latents[:, :, [0, 2]].mean(2))
+    rollout.commit(latents)
+    rollout.skipping = None
+    assert torch.isfinite(rollout.make()).all()
 
 
 class TestPins:

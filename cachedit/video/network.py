@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ class CausalNetwork:
         check_model(model)
         self.model: Any = model
         self.current = current or Current()
-        self.dtype = self.model.dtype  # asked for once, as diffusers walks over all modules for it
+        self.dtype: torch.dtype = cast(Any, model).dtype  # asked for once, as diffusers walks over all modules for it
 
     @contextmanager
     def attached(self) -> Iterator[CausalNetwork]:
@@ -59,6 +59,7 @@ class CausalNetwork:
         blocks: Sequence[int] | None = None,
         commit: int = 0,
         guidance: float = 1.0,
+        left_out: Sequence[int] = (),
     ) -> torch.Tensor:
         """One pass over the frames that follow the committed ones.
 
@@ -69,6 +70,7 @@ class CausalNetwork:
             blocks: frames of each block, which see each other and all before; one block by default.
             commit: how many leading blocks become final, in all branches or, after an error, in none.
             guidance: scale of classifier-free guidance, with two branches.
+            left_out: frames of the one open block, counted from its first, that are not in ``latents``.
 
         Returns:
             What the model predicts, of the shape and dtype of ``latents``.
@@ -79,7 +81,7 @@ class CausalNetwork:
         both = [branches] if isinstance(branches, Branch) else list(branches)
         timestep, found, passes = self._timestep(latents, timesteps), [], []
         for branch in both:
-            opening = branch.cache.open(blocks or [latents.shape[2]], commit)
+            opening = branch.cache.open(blocks or [latents.shape[2] + len(left_out)], commit, left_out)
             passes.append(opening)
             with self.current.pass_over(branch, opening):
                 found.append(
