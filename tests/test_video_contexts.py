@@ -117,20 +117,20 @@ def test_a_wave_of_a_video_with_an_end_shrinks(network: CausalNetwork) -> None:
 
 def test_context_noise_is_added_to_what_is_committed(network: CausalNetwork) -> None:
     """Models trained on noised context are told of its level and get it."""
-    seen_by_model: list[tuple[float, torch.Tensor]] = []
+    given: list[tuple[float, torch.Tensor]] = []
 
     def look(_: Any, args: Any, kwargs: dict[str, Any]) -> None:
-        seen_by_model.append((float(kwargs["timestep"][0]), kwargs["hidden_states"]))
+        given.append((float(kwargs["timestep"][0]), kwargs["hidden_states"]))
 
-    preset = PRESETS["self-forcing"].changed(context_sigma=0.1)
+    preset, source = PRESETS["self-forcing"].changed(context_sigma=0.25), noise()
     rollout = Rollout(network, [branch(network, preset)], preset, FRAME, noise())
     hook = network.model.register_forward_pre_hook(look, with_kwargs=True)
     latents = rollout.make()
     rollout.commit(latents)
     hook.remove()
-    time, given = seen_by_model[-1]
-    assert time == 100.0
-    assert float(((given - 0.9 * latents) / 0.1).std()) == pytest.approx(1, abs=0.1)
+    drawn = [source.draw(latents.shape) for _ in range(5)]  # for the start, three steps, and the commit
+    assert given[-1][0] == 250.0
+    assert torch.equal(given[-1][1], 0.75 * latents + 0.25 * drawn[-1])
 
 
 @pytest.mark.parametrize("rope", ["absolute", "relative"])

@@ -255,11 +255,10 @@ class RollingKVCache:
         return self._rope.turn([frame + self.offset for frame in frames], like)
 
     def _keep_raw(self, layer: int, block: Block, k: torch.Tensor) -> None:
-        """The part of the sink that a block writes, before rotation; it now lies where it was written."""
+        """The part of the sink that a block writes, before rotation."""
         if self._raw is not None and block.start < self.sink:
             rows = slice(block.start * self.tokens, min(block.stop, self.sink) * self.tokens)
             self._raw[layer, :, rows] = k[:, : rows.stop - rows.start]
-            self._turned[layer] = ()
 
     def _turn_anchors(self, layer: int, block: Block) -> None:
         """Rotate the keys of the sink and the pins so that they end where the ring of this block begins."""
