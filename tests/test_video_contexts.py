@@ -69,6 +69,19 @@ def test_restart_begins_again_from_the_overlap_once_the_ring_is_full(network: Ca
     assert far(again.make(), first[:, :, 9:]) < EXACT
 
 
+def test_writing_a_restarted_ring_anew_under_the_same_text_changes_nothing(network: CausalNetwork) -> None:
+    """Its frames are counted from the restart, those of the video from the beginning."""
+    preset = PRESETS["causvid"].changed(window=9)
+    one = branch(network, preset)
+    rollout = Rollout(network, [one], preset, FRAME, noise())
+    for _ in range(4):
+        rollout.commit(rollout.make())
+    assert (one.cache.done, rollout.committed) == (6, 12)
+    before = one.cache.frames(2, range(6))[0].clone()
+    rollout.recommit()
+    assert far(one.cache.frames(2, range(6))[0], before) < EXACT
+
+
 def test_the_first_frame_is_encoded_anew_as_the_first_of_a_video(pipe: Any) -> None:
     """The latent of four frames cannot begin a video, whose first latent is of one."""
     stream = cachedit.wrap(pipe, "rolling-kv", preset="krea").stream(**asked())
