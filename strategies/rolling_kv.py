@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cachedit.video.options import check_window
 from cachedit.video.presets import Preset, check_preset, preset
-from cachedit.video.ring import check_window
 from cachedit.video.strategy import VideoStrategy
 
 

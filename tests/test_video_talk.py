@@ -117,7 +117,7 @@ def test_keep_changes_the_text_alone(pipe: Any) -> None:
 
 def test_recache_writes_the_window_as_if_the_new_prompt_had_been_there(pipe: Any) -> None:
     """With the same text nothing changes; with another the ring does and the sink does not."""
-    stream = wrapped(pipe, window=12).stream(**asked())
+    stream = wrapped(pipe, window=18).stream(**asked())
     take(stream, 3)
     sink, ring = keys(stream, [0, 1, 2]).clone(), keys(stream, [3, 4, 5]).clone()
     stream.change_prompt(prompt_embeds=asked()["prompt_embeds"], how="recache")

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from cachedit.video.record import ChunkRecord as ChunkRecord
     from cachedit.video.record import VideoRun as VideoRun
     from cachedit.video.ring import RollingKVCache as RollingKVCache
+    from cachedit.video.sampling import Skipping as Skipping
     from cachedit.video.stream import Chunk as Chunk
     from cachedit.video.stream import Stream as Stream
 
@@ -24,6 +25,7 @@ _HOMES = {
     "ChunkRecord": "record",
     "Preset": "presets",
     "RollingKVCache": "ring",
+    "Skipping": "sampling",
     "Stream": "stream",
     "StreamingDecoder": "decoder",
     "VideoRun": "record",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,6 +26,7 @@ class CausalNetwork:
         check_model(model)
         self.model: Any = model
         self.current = current or Current()
+        self.dtype: torch.dtype = cast(Any, model).dtype  # asked for once, as diffusers walks over all modules for it
 
     @contextmanager
     def attached(self) -> Iterator[CausalNetwork]:
@@ -45,7 +46,7 @@ class CausalNetwork:
         """An empty ring for latents of shape [B, C, F, H, W]; options are those of ``RollingKVCache``."""
         config = self.model.config
         weight = next(iter(self.model.parameters()))
-        options = {"batch": latents[0], "dtype": self.model.dtype, "device": weight.device} | options
+        options = {"batch": latents[0], "dtype": self.dtype, "device": weight.device} | options
         sizes = (config.num_layers, config.num_attention_heads, config.attention_head_dim)
         return RollingKVCache(*sizes, self.grid(latents), **options)
 
@@ -58,6 +59,7 @@ class CausalNetwork:
         blocks: Sequence[int] | None = None,
         commit: int = 0,
         guidance: float = 1.0,
+        left_out: Sequence[int] = (),
     ) -> torch.Tensor:
         """One pass over the frames that follow the committed ones.
 
@@ -68,6 +70,7 @@ class CausalNetwork:
             blocks: frames of each block, which see each other and all before; one block by default.
             commit: how many leading blocks become final, in all branches or, after an error, in none.
             guidance: scale of classifier-free guidance, with two branches.
+            left_out: frames of the one open block, counted from its first, that are not in ``latents``.
 
         Returns:
             What the model predicts, of the shape and dtype of ``latents``.
@@ -78,12 +81,12 @@ class CausalNetwork:
         both = [branches] if isinstance(branches, Branch) else list(branches)
         timestep, found, passes = self._timestep(latents, timesteps), [], []
         for branch in both:
-            opening = branch.cache.open(blocks or [latents.shape[2]], commit)
+            opening = branch.cache.open(blocks or [latents.shape[2] + len(left_out)], commit, left_out)
             passes.append(opening)
             with self.current.pass_over(branch, opening):
                 found.append(
                     self.model(
-                        hidden_states=latents.to(self.model.dtype),
+                        hidden_states=latents.to(self.dtype),
                         timestep=timestep,
                         encoder_hidden_states=branch.embeds,
                         return_dict=False,
@@ -97,7 +100,7 @@ class CausalNetwork:
         """[B] where all frames share it, which keeps the modulation small; else one per token, [B, F * tokens]."""
         batch, frames = latents.shape[0], latents.shape[2]
         each = [float(timesteps)] * frames if isinstance(timesteps, (int, float)) else [float(t) for t in timesteps]
-        dtype = torch.promote_types(self.model.dtype, torch.float32)
+        dtype = torch.promote_types(self.dtype, torch.float32)
         if len(set(each)) == 1:
             return torch.full((batch,), each[0], dtype=dtype, device=latents.device)
         rows, columns = self.grid(latents.shape)

@@ -21,7 +21,7 @@ class Block:
     own:         their slots.
     past:        slots of the frames that are read from the ring and are not their own; unused in place.
     whole:       slots of everything they attend to, where that is read in place.
-    attended:    how many frames they attend to, their own included.
+    places:      of what they attend to, their own included, where positions are counted from 0.
     tokens:      rows of the pass that are theirs.
     fresh:       rows of the pass that they attend to without the ring, their own included.
     """
@@ -34,7 +34,7 @@ class Block:
     own: Runs
     past: Runs
     whole: tuple[int, int]
-    attended: int
+    places: tuple[int, ...]
     tokens: slice
     fresh: slice
 
@@ -43,8 +43,7 @@ class Block:
 class Opening:
     """The blocks of one forward pass, which follow the last committed frame."""
 
-    start: int
-    stop: int
+    frames: tuple[int, ...]
     committed: int  # frames up to here are final afterwards
     blocks: tuple[Block, ...]
 
@@ -59,6 +58,7 @@ class Plan:
     oldest: frames before it, and outside the sink, are not attended to.
     pinned: slots of the pinned frames.
     plain:  what lies in the slots can be attended to as it is.
+    absent: frames of the only block, counted from its first, that are left out.
     """
 
     places: Places
@@ -67,13 +67,19 @@ class Plan:
     oldest: int
     pinned: list[int]
     plain: bool
+    absent: frozenset[int] = frozenset()
 
     def blocks(self, sizes: Sequence[int], commit: int) -> list[Block]:
         """Blocks of so many frames each, of which the first ``commit`` become final.
 
         Raises:
-            ValueError: a block does not fit into the ring.
+            ValueError: a block does not fit into the ring, or nothing is left of it.
         """
+        if self.absent and (commit or len(sizes) > 1 or not self.absent < set(range(sizes[0]))):
+            raise ValueError(
+                f"got frames {sorted(self.absent)} to leave out of blocks of {list(sizes)} frames, {commit} of them to "
+                "commit; allowed: some, not all, of the frames of one block that is open"
+            )
         start, opened, made = self.done, self.done + sum(sizes[:commit]), []
         for index, size in enumerate(sizes):
             self._check(start, size, opened)
@@ -103,16 +109,18 @@ class Plan:
         leading = sum(frame < places.sink for frame in past)
         slots = [*map(places.slot, past[:leading]), *self.pinned, *map(places.slot, past[leading:])]
         first_fresh, row = seen[len(past)], self.tokens
+        places_of = tuple(at for at in range(len(slots) + len(seen) - len(past)) if at - len(slots) not in self.absent)
+        less = len(self.absent)
         return Block(
             start=start,
             stop=stop,
             first=places.first(stop, self.oldest),
             committed=committed,
-            in_place=alone and whole and self.plain,
+            in_place=alone and whole and self.plain and not less,
             own=places.runs(range(start, stop)),
             past=joined(slots),
             whole=(places.pins - len(self.pinned), places.pins + min(stop, places.window)),
-            attended=len(seen) + len(self.pinned),
-            tokens=slice((start - self.done) * row, (stop - self.done) * row),
-            fresh=slice((first_fresh - self.done) * row, (stop - self.done) * row),
+            places=places_of,
+            tokens=slice((start - self.done) * row, (stop - self.done - less) * row),
+            fresh=slice((first_fresh - self.done) * row, (stop - self.done - less) * row),
         )

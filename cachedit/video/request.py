@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cachedit.video.presets import Preset
+from cachedit.video.sampling import Skipping
 
 OUTPUTS = ("np", "pt", "pil", "latent")
 
@@ -34,6 +35,7 @@ class Request:
         strength: noise level up to which ``video`` is noised; None continues it.
         seconds, fps: another way to say ``num_frames``.
         callback_on_step_end: called as ``WanPipeline`` calls it, with the latents of the chunk.
+        skip_frames: frames of a chunk that steps leave out and fill in from the others (``Skipping``).
         on_evict: called with a branch's ring and the latent frames that leave it, before they do.
     """
 
@@ -57,6 +59,7 @@ class Request:
     seconds: float | None = None
     fps: float = 16.0
     callback_on_step_end: Callable[..., Any] | None = None
+    skip_frames: Skipping | None = None
     on_evict: Callable[..., Any] | None = None
 
     @property
@@ -96,6 +99,10 @@ class Request:
         self._check_size(pipe)
         self._check_text(pipe)
         self._check_start(pipe)
+        if self.skip_frames is not None and preset.context == "wave":
+            raise ValueError(
+                f"got skip_frames with preset {preset.name!r}, whose chunks are open together; allowed: others"
+            )
         if self.num_inference_steps not in (None, len(preset.sigmas)):
             raise ValueError(
                 f"got num_inference_steps={self.num_inference_steps}; allowed: {len(preset.sigmas)}, the steps of "

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from cachedit.video.opening import Block, Opening, Plan
+from cachedit.video.options import check_window
 from cachedit.video.places import Places, joined
 from cachedit.video.rope import Turn, VideoRope, rotated
-from cachedit.video.rows import FORMATS, Rows
+from cachedit.video.rows import Rows
 
-ROPES = ("absolute", "sink_shift", "relative")
 Evicted = Callable[["RollingKVCache", "list[int]"], None]
 
 
@@ -122,18 +122,21 @@ class RollingKVCache:
             return self._places.live(stop, self._oldest)
         return [*range(min(self.sink, self.done)), *range(self.oldest, self.done)]
 
-    def open(self, blocks: Sequence[int], commit: int = 0) -> Opening:
+    def open(self, blocks: Sequence[int], commit: int = 0, left_out: Iterable[int] = ()) -> Opening:
         """Open a pass over blocks of so many frames each, of which the first ``commit`` become final.
 
+        ``left_out`` are frames of a single open block, counted from its first, that the pass does without.
+
         Raises:
-            ValueError: a block does not fit into the ring.
+            ValueError: a block does not fit into the ring, or nothing is left of it.
         """
-        opened = self.done + sum(blocks[:commit])
-        made = self._plan(blocks, commit)
+        opened, absent = self.done + sum(blocks[:commit]), frozenset(left_out)
+        made = self._plan(blocks, commit, absent)
         written = max([block.stop for block in made if block.committed or block.in_place], default=0)
         if self._evict(max(self._end, written)):
-            made = self._plan(blocks, commit)
-        return Opening(self.done, self.done + sum(blocks), opened, tuple(made))
+            made = self._plan(blocks, commit, absent)
+        frames = tuple(self.done + index for index in range(sum(blocks)) if index not in absent)
+        return Opening(frames, opened, tuple(made))
 
     def close(self, opening: Opening) -> None:
         """End a pass that has gone through every layer: its committed frames are final."""
@@ -155,7 +158,7 @@ class RollingKVCache:
         relative = self.rope == "relative"
         raw = k
         if not relative:
-            turn = self._turn(range(opening.start, opening.stop), k)
+            turn = self._turn(opening.frames, k)
             q, k = rotated(q, turn), rotated(k, turn)
         for block in opening.blocks:
             own = block.tokens
@@ -171,9 +174,8 @@ class RollingKVCache:
             keys, values = (torch.cat(x, 1) for x in zip(*parts, strict=True))
             queries = q[:, own]
             if relative:
-                count, size = block.attended, block.stop - block.start
-                keys = rotated(keys, self._turn(range(count), keys))
-                queries = rotated(queries, self._turn(range(count - size, count), keys))
+                keys = rotated(keys, self._turn(block.places, keys))
+                queries = rotated(queries, self._turn(block.places[-(queries.shape[1] // self.tokens) :], keys))
             yield queries, keys, values
 
     def frames(self, layer: int, numbers: Iterable[int]) -> tuple[torch.Tensor, torch.Tensor]:
@@ -238,10 +240,10 @@ class RollingKVCache:
         options = {"window": self.window, "sink": self.sink, "pins": self._places.pins}
         return {**self._sizes, **options, "rope": self.rope, "quant": self.quant, "dtype": str(self._rows.dtype)}
 
-    def _plan(self, blocks: Sequence[int], commit: int) -> list[Block]:
+    def _plan(self, blocks: Sequence[int], commit: int, left_out: frozenset[int]) -> list[Block]:
         """The blocks of a pass as things are now; what has to be turned back first is not read in place."""
         plain = self.quant is None and self.rope != "relative"
-        plan = Plan(self._places, self.tokens, self.done, self._oldest, self._pin_slots(), plain)
+        plan = Plan(self._places, self.tokens, self.done, self._oldest, self._pin_slots(), plain, left_out)
         return plan.blocks(blocks, commit)
 
     def _pin_slots(self) -> list[int]:
@@ -253,11 +255,10 @@ class RollingKVCache:
         return self._rope.turn([frame + self.offset for frame in frames], like)
 
     def _keep_raw(self, layer: int, block: Block, k: torch.Tensor) -> None:
-        """The part of the sink that a block writes, before rotation; it now lies where it was written."""
+        """The part of the sink that a block writes, before rotation."""
         if self._raw is not None and block.start < self.sink:
             rows = slice(block.start * self.tokens, min(block.stop, self.sink) * self.tokens)
             self._raw[layer, :, rows] = k[:, : rows.stop - rows.start]
-            self._turned[layer] = ()
 
     def _turn_anchors(self, layer: int, block: Block) -> None:
         """Rotate the keys of the sink and the pins so that they end where the ring of this block begins."""
@@ -292,25 +293,7 @@ class RollingKVCache:
             at = self._rows.span((self.sink + slot, self.sink + slot + 1))
             for layer in range(self.layers):
                 keys = self._rows.keys(layer, (slot, slot + 1))
-                cos, sin = self._turn([frame], keys)
-                self._raw[layer, :, at] = rotated(keys, (cos, -sin))
+                self._raw[layer, :, at] = rotated(keys, self._turn([frame], keys).conj())
         self._turned = [()] * self.layers
         self._pinned[slot] = frame
         self._wanted.discard(frame)
-
-
-def check_window(window: int, sink: int, rope: str, quant: str | None) -> None:
-    """Refuse sizes and options of a ring that do not fit together.
-
-    Raises:
-        ValueError: with what was given and what is allowed.
-    """
-    if type(window) is not int or type(sink) is not int or not 0 <= sink < window:
-        raise ValueError(
-            f"got a window of {window!r} frames with a sink of {sink!r}; allowed: a sink of 0 or more frames and a "
-            "window that is larger. The window counts the sink and the chunk."
-        )
-    if rope not in ROPES:
-        raise ValueError(f"got rope={rope!r}; allowed: {', '.join(ROPES)}")
-    if quant not in FORMATS:
-        raise ValueError(f"got dtype={quant!r}; allowed: None to keep the model's own, or 'int8' or 'fp8'")

@@ -12,7 +12,7 @@ from cachedit.video.network import CausalNetwork
 from cachedit.video.noise import Noise
 from cachedit.video.presets import Preset
 from cachedit.video.processors import Branch
-from cachedit.video.sampling import Between, Wave, few_steps, noised
+from cachedit.video.sampling import Between, Skipping, Wave, few_steps, noised
 
 
 class Rollout:
@@ -37,6 +37,7 @@ class Rollout:
         passes: of the denoiser, for the last chunk and each branch.
         attended: latent frames that its last pass attended to, its own included.
         evicted: latent frames that had left the window by then.
+        skipping: frames of a chunk that steps leave out; not in a wave.
         between: called after every step with the step, its timestep and the latents.
         first_frame: gives the latent [B, C, 1, H, W] that the frame so many from the end has as a video's first frame;
             None where no frame of a video is encoded otherwise than the others.
@@ -61,6 +62,7 @@ class Rollout:
         self.made = self.committed = 0
         self.passes = self.attended = self.evicted = 0
         self.between: Between | None = None
+        self.skipping: Skipping | None = None
         self.first_frame: Callable[[int], torch.Tensor] | None = None
         self._base = 0  # number in the video of the ring's frame 0
         self._starts: list[int] = []  # where the committed chunks begin, as far as they are remembered
@@ -91,7 +93,13 @@ class Rollout:
                 latents = self._wave.advance(self._fresh, self.noise, self._predict, self.between)
             else:
                 latents = few_steps(
-                    self.preset, self.noise, self._start(), self._predict, self.between, self._skipped_steps()
+                    self.preset,
+                    self.noise,
+                    self._start(),
+                    self._predict,
+                    self.between,
+                    self._skipped_steps(),
+                    self.skipping,
                 )
         except BaseException:
             self.noise.set_states(before)
@@ -142,12 +150,12 @@ class Rollout:
         for branch, kept in zip(self.branches, state["caches"], strict=True):
             branch.cache.load_state_dict(kept)
 
-    def _predict(self, latents: torch.Tensor, timesteps: Sequence[float]) -> torch.Tensor:
-        cache, count = self.branches[0].cache, latents.shape[2]
+    def _predict(self, latents: torch.Tensor, timesteps: Sequence[float], left_out: Sequence[int] = ()) -> torch.Tensor:
+        cache, count = self.branches[0].cache, latents.shape[2] + len(left_out)
         self.attended = len(cache.live(cache.done + count))
         self.evicted = self.committed + count - self.attended
         self.passes += 1
-        return self.network(self.branches, latents, timesteps, guidance=self.guidance)
+        return self.network(self.branches, latents, timesteps, guidance=self.guidance, left_out=left_out)
 
     def _write(self, latents: torch.Tensor) -> None:
         sigma = self.preset.context_sigma

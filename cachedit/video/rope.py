@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-Turn = tuple[torch.Tensor, torch.Tensor]  # cosines and sines, each [tokens, 1, head_dim / 2]
+Turn = torch.Tensor  # complex numbers of length 1, [tokens, 1, head_dim / 2]
 KEPT = 16  # turns remembered: those of a chunk are asked for in every layer of every step
 
 
@@ -29,14 +29,14 @@ class VideoRope:
         self._turns: dict[object, Turn] = {}
 
     def turn(self, frames: Sequence[float], like: torch.Tensor) -> Turn:
-        """Cosines and sines of the tokens of some frames, for ``rotated`` on tensors such as ``like``."""
+        """How the tokens of some frames are turned by ``rotated``, for tensors such as ``like``."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         key = (*frames, dtype, like.device)
         if key not in self._turns:
             if len(self._turns) >= KEPT:
                 self._turns.pop(next(iter(self._turns)))
             angles = self._angles(frames)
-            self._turns[key] = tuple(x.to(like.device, dtype) for x in (angles.cos(), angles.sin()))  # type: ignore[assignment]
+            self._turns[key] = torch.complex(angles.cos(), angles.sin()).to(like.device, dtype.to_complex())
         return self._turns[key]
 
     def _angles(self, frames: Sequence[float]) -> torch.Tensor:
@@ -50,9 +50,5 @@ class VideoRope:
 
 def rotated(x: torch.Tensor, turn: Turn) -> torch.Tensor:
     """Rotate pairs of neighbouring channels of x [B, N, H, D]; rounded once, to the dtype of x."""
-    cos, sin = turn
-    a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
-    out = torch.empty_like(x)
-    out[..., 0::2] = a * cos - b * sin
-    out[..., 1::2] = a * sin + b * cos
-    return out
+    pairs = torch.view_as_complex(x.to(turn.dtype.to_real()).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,12 +11,30 @@ import torch
 from cachedit.video.noise import Noise
 from cachedit.video.presets import Preset
 
-Predict = Callable[[torch.Tensor, Sequence[float]], torch.Tensor]  # latents, one timestep per frame -> velocity
+Predict = Callable[..., torch.Tensor]  # latents, one timestep per frame, perhaps frames left out -> velocity
 Between = Callable[[int, float, torch.Tensor], None]  # step, timestep, latents
 
 
+@dataclass(frozen=True)
+class Skipping:
+    """Frames of a chunk that some steps leave out and fill in from the others (as FloED does, arXiv 2412.00857).
+
+    frames: step -> numbers of the frames within the chunk that it leaves out, never all.
+    fill:   estimates of the clean latents [B, C, n, H, W], and those numbers -> the estimates with these filled in.
+    """
+
+    frames: Callable[[int], Sequence[int]]
+    fill: Callable[[torch.Tensor, Sequence[int]], torch.Tensor]
+
+
 def few_steps(
-    preset: Preset, noise: Noise, start: torch.Tensor, predict: Predict, between: Between | None = None, skip: int = 0
+    preset: Preset,
+    noise: Noise,
+    start: torch.Tensor,
+    predict: Predict,
+    between: Between | None = None,
+    skip: int = 0,
+    skipping: Skipping | None = None,
 ) -> torch.Tensor:
     """Clean latents of a chunk: estimate them, add fresh noise of the next level, and again (Self Forcing, CausVid).
 
@@ -26,11 +45,19 @@ def few_steps(
         predict: the model.
         between: called after every step.
         skip: leading steps that are left out.
+        skipping: frames that steps leave out.
     """
     x, count = start, start.shape[2]
     levels = list(zip(preset.sigmas, preset.timesteps, strict=True))[skip:]
     for step, (sigma, timestep) in enumerate(levels):
-        x = x - sigma * predict(x, [timestep] * count)
+        absent = skipping.frames(skip + step) if skipping is not None else ()
+        if skipping is not None and absent:
+            kept = [frame for frame in range(count) if frame not in set(absent)]
+            clean = x.clone()
+            clean[:, :, kept] -= sigma * predict(x[:, :, kept], [timestep] * len(kept), tuple(absent))
+            x = skipping.fill(clean, absent)
+        else:
+            x = x - sigma * predict(x, [timestep] * count)
         if step + 1 < len(levels):
             x = noised(x, levels[step + 1][0], noise)
         if between is not None:

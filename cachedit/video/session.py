@@ -83,6 +83,7 @@ class VideoSession:
             guidance=request.guidance_scale, limit=None if frames is None else -(-(frames - 1) // factor) + 1,
             source=source, strength=1.0 if request.strength is None else request.strength,
         )  # fmt: skip
+        rollout.skipping = request.skip_frames
         if request.callback_on_step_end is not None:
             rollout.between = _calls(pipe, request.callback_on_step_end)
         return self._stream(pipe, rollout, given, frames, request.words, request.output_type, request)
@@ -132,7 +133,7 @@ class VideoSession:
         )
         preset = self.preset
         self.run = VideoRun(
-            self.described, preset.window, preset.sink, preset.rope, preset.quant or str(rollout.network.model.dtype),
+            self.described, preset.window, preset.sink, preset.rope, preset.quant or str(rollout.network.dtype),
             preset.context,
         )  # fmt: skip
         decoder = StreamingDecoder(pipe.vae) if decodes else None
