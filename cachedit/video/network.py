@@ -60,6 +60,7 @@ class CausalNetwork:
         commit: int = 0,
         guidance: float = 1.0,
         left_out: Sequence[int] = (),
+        writes: bool = False,
     ) -> torch.Tensor:
         """One pass over the frames that follow the committed ones.
 
@@ -70,6 +71,8 @@ class CausalNetwork:
             blocks: frames of each block, which see each other and all before; one block by default.
             commit: how many leading blocks become final, in all branches or, after an error, in none.
             guidance: scale of classifier-free guidance, with two branches.
+            writes: True if only what is committed counts: the last layer does nothing but write, and what is
+                returned means nothing.
             left_out: frames of the one open block, counted from its first, that are not in ``latents``.
 
         Returns:
@@ -83,7 +86,7 @@ class CausalNetwork:
         for branch in both:
             opening = branch.cache.open(blocks or [latents.shape[2] + len(left_out)], commit, left_out)
             passes.append(opening)
-            with self.current.pass_over(branch, opening):
+            with self.current.pass_over(branch, opening, writes):
                 found.append(
                     self.model(
                         hidden_states=latents.to(self.dtype),

@@ -39,13 +39,14 @@ class Current:
     def __init__(self) -> None:
         self.branch: Branch | None = None
         self.opening: Opening | None = None
+        self.writes = False  # the pass is there for what it writes; what the model predicts is not looked at
         self._lock = Lock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Current:
         return memo.setdefault(id(self), Current())
 
     @contextmanager
-    def pass_over(self, branch: Branch, opening: Opening) -> Iterator[None]:
+    def pass_over(self, branch: Branch, opening: Opening, writes: bool = False) -> Iterator[None]:
         """Inside, the model's forward is this pass.
 
         Raises:
@@ -56,10 +57,10 @@ class Current:
                 "two threads run one video model at once; allowed: one at a time. Give each thread its own copy."
             )
         try:
-            self.branch, self.opening = branch, opening
+            self.branch, self.opening, self.writes = branch, opening, writes
             yield
         finally:
-            self.branch = self.opening = None
+            self.branch, self.opening, self.writes = None, None, False
             self._lock.release()
 
 
@@ -85,6 +86,10 @@ class RingSelfAttention:
         if branch is None or opening is None:
             return self.stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
         q, k, v = _projected(attn, hidden_states)
+        if self.current.writes and self.layer == branch.cache.layers - 1:
+            for _ in branch.cache.read(self.layer, opening, q, k, v):
+                pass
+            return hidden_states  # nothing follows that is kept
         found = [
             _attend(queries, keys, values, self._attention_backend)
             for queries, keys, values in branch.cache.read(self.layer, opening, q, k, v)
@@ -113,6 +118,8 @@ class TextCrossAttention:
         branch = self.current.branch
         if branch is None or encoder_hidden_states is None:
             return self.stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+        if self.current.writes and self.layer == branch.cache.layers - 1:
+            return hidden_states
         if self.layer not in branch.text:
             if getattr(attn, "fused_projections", False):
                 k, v = attn.to_kv(encoder_hidden_states).chunk(2, dim=-1)

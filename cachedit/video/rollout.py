@@ -162,7 +162,7 @@ class Rollout:
         before = self.noise.states()
         try:
             clean = noised(latents, sigma, self.noise)
-            self.network(self.branches, clean, 1000.0 * sigma, commit=1)
+            self.network(self.branches, clean, 1000.0 * sigma, commit=1, writes=True)
         except BaseException:
             self.noise.set_states(before)
             raise
