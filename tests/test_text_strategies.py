@@ -193,6 +193,11 @@ def test_elastic_above_one_computes_all_layers_but_the_first() -> None:
             assert found >= round((P + G) * 2 / 3)
 
 
+@pytest.mark.parametrize("steps", [3, 5, 12])
+def test_a_window_over_blocks_takes_the_steps_that_are_asked_for(steps: int) -> None:
+    assert len(computed("elastic-cache", steps=steps)) == steps
+
+
 @every_model
 @pytest.mark.parametrize("strategy", ["elastic-cache", "dllm-cache"])
 def test_strategies_inside_the_layers_leave_the_model_as_it_was(name: str, strategy: str) -> None:
