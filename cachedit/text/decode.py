@@ -98,7 +98,7 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy |
     Args:
         model: a language model, wrapped or not.
         input_ids: the prompts, integers [P] or [B, P].
-        strategy: name or instance of a text strategy; None for what the model is wrapped with, else "auto".
+        strategy: name or instance of a text strategy; None for what the model is wrapped with.
         **options: the strategy's own options, and
 
             * ``attention_mask`` [B, P]: 0 for padding, on either side; the answer follows the last prompt token;
@@ -111,8 +111,7 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy |
             * ``eos_token_id``: ends a row once all before it is decided; the rest is ``pad_token_id``, or that token;
             * ``mask_token_id``: None for the one in the model's configuration;
             * ``attention``: "full", or "block" for models trained block-causally; None for what the layout tells;
-            * ``shift``: 1 if logits are for the next token; None for what the layout tells;
-            * ``profile``: what the probe of this model stored.
+            * ``shift``: 1 if logits are for the next token; None for what the layout tells.
 
     Returns:
         Token ids [B * num_return_sequences, P + gen_length], the prompts included.
@@ -136,13 +135,12 @@ def stream(
     """
     names = {field.name for field in fields(Request)}
     request = Request(**{name: value for name, value in options.items() if name in names})
-    profile = options.pop("profile", None)
     rest = {name: value for name, value in options.items() if name not in names}
-    setting = _setting(model, strategy, profile, rest)
+    setting = _setting(model, strategy, rest)
     return Decoding(setting, input_ids, request).events()
 
 
-def _setting(model: Any, strategy: str | TextStrategy | None, profile: Any, options: dict[str, Any]) -> Setting:
+def _setting(model: Any, strategy: str | TextStrategy | None, options: dict[str, Any]) -> Setting:
     own, common = split_options(options)
     on_model = setting_on(model)
     if strategy is None and on_model is not None:
