@@ -8,9 +8,20 @@ flat background::
 
     pipe = DiffusionPipeline.from_pretrained(sample_path("image"))
     image = pipe(prompts("image")[0], num_inference_steps=28).images[0]
+
+``video`` is a causal text-to-video pipeline (diffusers ``WanPipeline``, 32x32 pixels) in which one coloured shape moves
+and bounces, for as long as you like::
+
+    import cachedit
+    from cachedit.samples import call_options
+
+    pipe = DiffusionPipeline.from_pretrained(sample_path("video"))
+    pipe = cachedit.wrap(pipe, "rolling-kv", preset="longlive", rope="sink_shift")
+    frames = pipe(prompts("video")[0], **call_options("video")).frames[0]
 """
 
 from pathlib import Path
+from typing import Any
 
 _PROMPTS = {
     "image": [
@@ -23,14 +34,25 @@ _PROMPTS = {
         "a small red heart on a dark green background at the bottom left",
         "a small cyan ring on a black background at the top right",
     ],
+    "video": [
+        "a red star moves to the right and bounces",
+        "a blue circle moves up and bounces",
+        "a green square moves to the left and bounces",
+        "a yellow triangle moves down and bounces",
+        "a purple star moves up and bounces",
+        "a cyan circle moves to the right and bounces",
+        "a red square moves down and bounces",
+        "a green triangle moves to the left and bounces",
+    ],
 }
+_CALL_OPTIONS: dict[str, dict[str, Any]] = {"image": {}, "video": {"height": 32, "width": 32, "num_frames": 48}}
 
 
 def sample_path(name: str = "image") -> Path:
     """The folder of a sample model, for ``from_pretrained``.
 
     Args:
-        name: which sample; "image" is the only one.
+        name: which sample, "image" or "video".
 
     Raises:
         ValueError: no sample has that name.
@@ -40,16 +62,31 @@ def sample_path(name: str = "image") -> Path:
 
 
 def prompts(name: str = "image") -> list[str]:
-    """Eight prompts to show a sample model with; half of them ask for combinations it was not trained on.
+    """Eight prompts to show a sample model with.
+
+    Half of those of the image model ask for combinations that it was not trained on.
 
     Args:
-        name: which sample; "image" is the only one.
+        name: which sample, "image" or "video".
 
     Raises:
         ValueError: no sample has that name.
     """
     _check(name)
     return list(_PROMPTS[name])
+
+
+def call_options(name: str = "image") -> dict[str, Any]:
+    """Arguments of the pipeline's call that a sample model needs besides a prompt, such as the size of its frames.
+
+    Args:
+        name: which sample, "image" or "video".
+
+    Raises:
+        ValueError: no sample has that name.
+    """
+    _check(name)
+    return dict(_CALL_OPTIONS[name])
 
 
 def _check(name: str) -> None:

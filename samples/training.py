@@ -1,4 +1,4 @@
-"""What both training stages of the sample model share: budget, learning rate, loop, log and checkpoints."""
+"""What the training stages of the sample models share: budget, learning rate, loop, log and checkpoints."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def learning_rate(peak: float, budget: Budget, warm_up: int, decay_from: float) 
 
 
 class Trainer:
-    """The loop both stages share: budget, learning rate, averaged weights, log, resumable checkpoint.
+    """The loop all stages share: budget, learning rate, averaged weights, log, resumable checkpoint.
 
     Args:
         modules: what is trained, by name.
@@ -85,6 +85,7 @@ class Trainer:
         }
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), peak, betas=(0.9, 0.99), weight_decay=0.01)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             self._resume()
 
@@ -160,18 +161,17 @@ def write_atomically(path: Path, state: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def read_checkpoint(path: Path, stage: str) -> dict[str, Any]:
+def read_checkpoint(path: Path, stage: str, script: str = "train_image") -> dict[str, Any]:
     """Reads what a stage wrote.
 
     Args:
         path: the file.
         stage: which one writes it, for the message.
+        script: whose stage that is.
 
     Raises:
         FileNotFoundError: the stage has not run.
     """
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing; run the stage first: python -m cachedit.samples.train_image {stage}"
-        )
+        raise FileNotFoundError(f"{path} is missing; run the stage first: python -m cachedit.samples.{script} {stage}")
     return torch.load(path, weights_only=True)
