@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cachedit.strategies.recompute_window import RecomputeWindow
 from cachedit.video.options import check_window
 from cachedit.video.presets import Preset, check_preset, preset
 from cachedit.video.strategy import VideoStrategy
@@ -55,3 +56,12 @@ class RollingKV(VideoStrategy):
         check_window(chosen.window, chosen.sink, chosen.rope, chosen.quant)
         check_preset(chosen)
         return chosen
+
+    def own_steps(self) -> int:
+        """Those of a chunk."""
+        return len(self.plan().sigmas)
+
+    def reference(self) -> RecomputeWindow:
+        """The same rollout with the window computed anew before every chunk."""
+        chosen = self.plan()
+        return RecomputeWindow(self.preset, chosen.chunk, self.sigmas, chosen.window)

@@ -17,7 +17,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.set_defaults(run=run)
     model = parser.add_mutually_exclusive_group(required=True)
     model.add_argument("model", nargs="?", metavar="MODEL", help="diffusers pipeline: a folder or a hub id")
-    model.add_argument("--sample", metavar="NAME", help='a sample of cachedit instead ("image")')
+    model.add_argument("--sample", metavar="NAME", help='a sample of cachedit instead ("image", "video")')
     parser.add_argument(
         "--strategies",
         nargs="+",
@@ -27,7 +27,12 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
         help="what is measured, for example: hyca magcache:threshold=0.12,max_skip_steps=3 auto:target_speedup=2",
     )
     parser.add_argument("-o", "--output", default="report", metavar="DIR", help="default: %(default)s")
-    parser.add_argument("--steps", type=positive, default=28, help="inference steps (default: %(default)s)")
+    parser.add_argument(
+        "--steps",
+        type=positive,
+        default=28,
+        help="inference steps (default: %(default)s; rolling caches have their own)",
+    )
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="per prompt, from --seed (default: 1)")
     parser.add_argument("--repeats", type=positive, default=1, help="measured runs of each (default: %(default)s)")
     add_metrics(parser)
@@ -47,14 +52,14 @@ def run(arguments: argparse.Namespace) -> int:
     from cachedit.evaluate.panel import load
     from cachedit.evaluate.progress import is_main, progress_bar
     from cachedit.evaluate.report import UNFINISHED, measure
+    from cachedit.samples import call_options as sample_options
     from cachedit.samples import sample_path
 
     configurations = [parse_configuration(text) for text in dict.fromkeys(arguments.strategies)]
     metrics = load(arguments.metric)
-    options = call_options(arguments) | parse_options(arguments.call, "--call")
-    prompts = load_prompts(
-        arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.sample is not None
-    )
+    options = sample_options(arguments.sample) if arguments.sample else {}
+    options |= call_options(arguments) | parse_options(arguments.call, "--call")
+    prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.sample)
     set_threads(arguments.threads, small=arguments.sample is not None)
     model = str(sample_path(arguments.sample)) if arguments.sample else arguments.model
     pipe = load_pipeline(model, arguments.device, arguments.dtype)

@@ -8,13 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cachedit.engine import engine_of
 from cachedit.feature.attachment import find
-from cachedit.feature.options import split_options
 from cachedit.profile import Profile
 from cachedit.strategy import Strategy
 from cachedit.wrap import wrap
 
 EXAMPLE = "magcache:threshold=0.12,max_skip_steps=3"
+BASELINE = "baseline"
+"""How rows call what the caches are compared with."""
 SEPARATOR = re.compile(r",(?=\s*\w+\s*=)")  # a comma before "key=": lists and texts keep theirs
 
 
@@ -38,6 +40,20 @@ class Configuration:
     def name(self) -> str:
         """The label, or the strategy's name as it was given."""
         return self.label or (self.strategy if isinstance(self.strategy, str) else self.strategy.name)
+
+    def reference(self) -> Configuration | None:
+        """What this cache is compared with; None for the bare pipeline."""
+        found = self.found().reference()
+        return None if found is None else Configuration(found, label=BASELINE)
+
+    def found(self) -> Strategy:
+        """The strategy with its options.
+
+        Raises:
+            ValueError, TypeError: there is none of that name, or an option is impossible.
+        """
+        own, _ = engine_of(Strategy.named(self.strategy)).split_options(self.options)
+        return Strategy.find(self.strategy, own)
 
     def attach(self, pipe: Any) -> str:
         """Put this cache on ``pipe``, in place of any other; returns which profile it reads, "none" without one."""
@@ -66,7 +82,7 @@ def parse_configuration(text: str) -> Configuration:
         raise ValueError(f"got the configuration {text!r}; allowed: NAME or NAME:KEY=VALUE,..., for example {EXAMPLE}.")
     options = parse_options([part.strip() for part in SEPARATOR.split(rest)] if colon else [], "a configuration")
     profile, label = options.pop("profile", None), str(options.pop("label", text))
-    own, _ = split_options(options)
+    own, _ = engine_of(Strategy.named(name.strip())).split_options(options)
     Strategy.find(name.strip(), own)
     return Configuration(name.strip(), options, None if profile is None else str(profile), label)
 

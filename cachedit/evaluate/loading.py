@@ -82,15 +82,17 @@ def device_for(device: str | None) -> torch.device:
     return place
 
 
-def load_prompts(file: str | None, prompts: list[str] | None, count: int | None, sample: bool = True) -> list[str]:
+def load_prompts(
+    file: str | None, prompts: list[str] | None, count: int | None, sample: str | None = "image"
+) -> list[str]:
     """The prompts to run.
 
     Args:
         file: a text file with one prompt per line; empty lines are skipped.
         prompts: given one by one.
         count: use the first ``count``; None: all that were given, or six of the shipped ones.
-        sample: with neither file nor prompts, those of the sample model; else the shipped set for any image or video
-            model.
+        sample: with neither file nor prompts, those of the sample model of this name; None: the shipped set for any
+            image or video model.
 
     Raises:
         ValueError: there are none, or fewer than ``count``.
@@ -101,7 +103,7 @@ def load_prompts(file: str | None, prompts: list[str] | None, count: int | None,
     elif prompts:
         chosen = prompts
     else:
-        chosen = sample_prompts("image") if sample else shipped_prompts()
+        chosen = shipped_prompts() if sample is None else sample_prompts(sample)
         count = DEFAULT_COUNT if count is None else count
     if not chosen:
         raise ValueError(f"{file} holds no prompts. Allowed: one prompt per line.")
