@@ -46,7 +46,7 @@ class Panel:
             inputs: components that are read when the run starts.
             outputs: components that ``show`` may change.
             plan: takes the values of the inputs and the session, and returns the work; errors in it are told.
-            show: what a result looks like.
+            show: what a result looks like, and what the work tells of it before.
         """
 
         def begin(values: Values, request: gr.Request) -> Iterator[Values]:
@@ -78,7 +78,8 @@ class Panel:
             job = self._desk.begin(session, plan(session))
             try:
                 for status in job.updates():
-                    yield {self.status: markup.progress(status, _left(status, begun))}
+                    so_far = {} if status.part is None else show(status.part)
+                    yield {self.status: markup.progress(status, _left(status, begun))} | so_far
                 shown = show(job.result)
             finally:
                 self._desk.close(session, job)
