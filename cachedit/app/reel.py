@@ -93,7 +93,7 @@ def _facts(reel: Reel) -> str:
     ) + markup.table(
         ("chunk", "latent frames", "attended to", "denoised in", "committed in"),
         [[str(cell) for cell in row] for row in rows],
-        "Chunks: the first ones, and the last ones, which take no longer",
+        "Chunks: the first four and the last four",
     )
 
 
