@@ -13,14 +13,14 @@ import pytest
 import torch
 from conftest import FLAT, SIGMAS, Scripted, attach, drive
 from test_threads_ranks import ranks
-
-import cachedit
-from cachedit import Profile, ProfileError
 from trials import rank_runs
 from trials.call_counts import STATIC, STEPS, costs
 from trials.pipeline_runs import Turns
 from trials.profile_files import WHOLE, fuzz
 from trials.thread_runs import crowd
+
+import cachedit
+from cachedit import Profile, ProfileError, Schedule
 from zoo.built import Built
 from zoo.models import CASES
 from zoo.pipelines import PIPELINES, run
@@ -33,8 +33,15 @@ def test_40_mixed_runs_of_one_pipeline_are_those_of_fresh_wraps() -> None:
     for _ in range(40):
         turns.turn()
     turns.finish()
-    assert turns.tally["runs"] == 40
-    did = ("wrapped", "wrapped again", "unwrapped", "ended by exception", "ended by ctrl-c", "ended by block")
+    assert turns.tally["runs"] == turns.tally["equal to a fresh wrap"] == 40
+    did = (
+        "wrapped",
+        "wrapped again",
+        "unwrapped without a trace",
+        "ended by exception",
+        "ended by ctrl-c",
+        "ended by block",
+    )
     assert all(turns.tally[what] > 0 for what in did), turns.tally
     assert sum(turns.reused.values()) > 40
     assert set(turns.strangers) == {0}
@@ -140,8 +147,6 @@ def test_provenance_as_deep_as_is_allowed_can_be_saved() -> None:
 
 
 def test_a_table_of_errors_without_gaps_is_refused() -> None:
-    from cachedit import Schedule
-
     profile = Profile({"residual_error": {"cond": [0.0, 0.1, 0.2]}})
     with pytest.raises(ProfileError, match=r"'arrays\.residual_error' lies over step; allowed: step, gap"):
         profile.errors("residual_error", Schedule(3))

@@ -117,6 +117,7 @@ class Turns:
             cachedit.wrap(fresh.pipe, self.wrapped[0], **self.wrapped[1])
         ours, theirs = outcome(self.built, request, self.wrapped), outcome(fresh, request, self.wrapped)
         assert ours.same(theirs), f"{self.wrapped} {request}: {ours.steps} {ours.error!r}, {theirs.error!r}"
+        self.tally["equal to a fresh wrap"] += 1
         self._count(request, ours)
         del fresh, ours, theirs
         self.strangers.append(self._strangers() - self.strangers_before)
@@ -132,8 +133,8 @@ class Turns:
     def _unwrap(self) -> None:
         cachedit.unwrap(self.built.pipe)
         self.wrapped = None
-        self.tally["unwrapped"] += 1
         assert traces(self.built.pipe) == self.bare, "something is left after an unwrap"
+        self.tally["unwrapped without a trace"] += 1
 
     def _strangers(self) -> int:
         gc.collect()

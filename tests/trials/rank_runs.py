@@ -72,7 +72,7 @@ class Model(nn.Module):
         return x
 
 
-def decide(model: nn.Module, draw: random.Random, rank: int, alone: bool) -> dict[str, Any]:
+def decide(model: nn.Module, draw: random.Random, rank: int) -> dict[str, Any]:
     """Wrap anew, run one random schedule, perhaps not to its end; every rank draws the same."""
     name = draw.choice(list(STRATEGIES))
     options = STRATEGIES[name](draw)
@@ -81,15 +81,14 @@ def decide(model: nn.Module, draw: random.Random, rank: int, alone: bool) -> dic
     made = steps if draw.random() < 0.8 else draw.randint(1, steps)
     moves, noise = draw.uniform(0.2, 3.0), torch.Generator().manual_seed(draw.randrange(1000))
     every = torch.randn(dist.get_world_size(), 1, TOKENS, WIDTH, generator=noise)
-    group = None if alone else dist.group.WORLD
-    cachedit.wrap(model, name, timesteps=times, few_step_guard=False, process_group=group, **options)
+    cachedit.wrap(model, name, timesteps=times, few_step_guard=False, process_group=dist.group.WORLD, **options)
     x = every[rank]
     for time in times[:made]:
         x = x - 0.1 * moves * (rank + 0.2) * model(x, torch.tensor(time))
     return {"strategy": name, "strip": record_of(model).strip(), "steps": steps}
 
 
-def main(rank: int, world: int, address: str, runs: str, how: str = "together") -> list[dict[str, Any]]:
+def main(rank: int, world: int, address: str, runs: str) -> list[dict[str, Any]]:
     """All runs of this rank."""
     torch.set_num_threads(1)
     patience = timedelta(seconds=30)  # ranks that disagree wait for each other
@@ -98,7 +97,7 @@ def main(rank: int, world: int, address: str, runs: str, how: str = "together") 
     model, draw = Model().eval(), random.Random(0)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        seen = [decide(model, draw, rank, how == "alone") for _ in range(int(runs))]
+        seen = [decide(model, draw, rank) for _ in range(int(runs))]
     dist.barrier()
     dist.destroy_process_group()
     return seen
