@@ -7,7 +7,7 @@ step in blocks of 64; diffusers' LLaDA2Pipeline runs by itself and with the exac
 prompts, one of them padded. ``speedup`` is the time of no cache over that of a strategy, taken in turns in one process
 on one thread: CPU time, which is the wall clock of a machine that does nothing else. ``token_bound`` is how many times
 fewer tokens were computed, which bounds what a step can gain but for attention; random weights have no exact match. The
-sample, where the checkout has it, decodes one token a step, and once more with a threshold: that is a factor of its
+sample decodes one token a step, and once more with a threshold: that is a factor of its
 own, as it makes fewer steps and not cheaper ones.
 """
 
@@ -191,15 +191,15 @@ def in_the_pipeline(sizes: Sequence[tuple[int, int]], repeats: int) -> list[dict
 
 
 def on_the_sample(count: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Exact match and speed of every strategy for full attention on ledgers that training has not seen."""
+    """Exact match and speed of every strategy for full attention on ciphers that training has not seen."""
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    from cachedit.samples.ledgers import draw_ledgers
+    from cachedit.samples.ciphers import draw_ciphers
     from cachedit.samples.text_accuracy import exact_match, write
 
     path = sample_path("text")
     model, tokenizer = AutoModelForMaskedLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
-    ledgers = draw_ledgers(count, torch.Generator().manual_seed(7000), held=True)
+    ciphers = draw_ciphers(count, torch.Generator().manual_seed(7000), held=True)
     rows, found = [], {}
     plain_methods = (Method("no cache", "no-cache"), *FULL)
     for method in (*plain_methods, Method("no cache, threshold 0.9", "no-cache", {"threshold": 0.9}),
@@ -207,13 +207,13 @@ def on_the_sample(count: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
         answers: list[str] = []
         plain, seconds = timed(
             1,
-            lambda: write(model, tokenizer, ledgers),
+            lambda: write(model, tokenizer, ciphers),
             lambda method=method, answers=answers: answers.extend(
-                write(model, tokenizer, ledgers, method.strategy, **method.options)
+                write(model, tokenizer, ciphers, method.strategy, **method.options)
             ),
         )
         run = cachedit.last_run(model)
-        found[method.label] = exact_match(answers, ledgers)
+        found[method.label] = exact_match(answers, ciphers)
         rows.append(
             row("sample", method.label, run.prompt_length + (run.gen_length or 0), plain, seconds, run,
                 exact_match=found[method.label])
@@ -224,14 +224,13 @@ def on_the_sample(count: int) -> tuple[list[dict[str, Any]], dict[str, float]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print, and write if asked to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="the shortest length, one repeat, eight ledgers")
+    parser.add_argument("--quick", action="store_true", help="the shortest length, one repeat, eight ciphers")
     parser.add_argument("--json", type=Path, metavar="FILE")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows = on_the_tiny_model(QUICK if options.quick else SIZES, 1)
     rows += in_the_pipeline([(100, 156)] if options.quick else [(500, 512), (1024, 1024)], 1)
-    here = (sample_path().with_name("text") / "config.json").is_file()
-    sampled, sample = on_the_sample(8 if options.quick else 128) if here else ([], {})
+    sampled, sample = on_the_sample(8 if options.quick else 128)
     result = {
         "conditions": {"torch": torch.__version__, "threads": 1, "machine": platform.processor() or platform.machine()},
         "rows": [*rows, *sampled],

@@ -18,6 +18,16 @@ and bounces, for as long as you like::
     pipe = DiffusionPipeline.from_pretrained(sample_path("video"))
     pipe = cachedit.wrap(pipe, "rolling-kv", preset="longlive", rope="sink_shift")
     frames = pipe(prompts("video")[0], **call_options("video")).frames[0]
+
+``text`` is a masked diffusion language model (transformers ``EuroBertForMaskedLM``) that writes a text in a cipher::
+
+    from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+    model = AutoModelForMaskedLM.from_pretrained(sample_path("text"))
+    tokenizer = AutoTokenizer.from_pretrained(sample_path("text"))
+    question = tokenizer(prompts("text")[0], return_tensors="pt").input_ids
+    answer = cachedit.generate(model, question, "fast-dllm", **call_options("text"))
+    print(tokenizer.decode(answer[0], skip_special_tokens=True))
 """
 
 from pathlib import Path
@@ -44,15 +54,29 @@ _PROMPTS = {
         "a red square moves down and bounces",
         "a green triangle moves to the left and bounces",
     ],
+    "text": [
+        "a=f; attack at dawn by the old bridge before they see",
+        "a=f; a lighthouse keeper never forgets the light here",
+        "a=l; we hide the gold below the third stone of stairs",
+        "a=n; send more coffee to the north gate before sunset",
+        "a=v; do not trust the man who wears a green scarf now",
+        "a=d; the quick brown fox jumps over the lazy dog once",
+        "a=d; my sister sails home when the winter storms stop",
+        "a=r; she wrote the answer on the back of the postcard",
+    ],
 }
-_CALL_OPTIONS: dict[str, dict[str, Any]] = {"image": {}, "video": {"height": 32, "width": 32, "num_frames": 48}}
+_CALL_OPTIONS: dict[str, dict[str, Any]] = {
+    "image": {},
+    "video": {"height": 32, "width": 32, "num_frames": 48},
+    "text": {"gen_length": 48, "block_length": 16},
+}
 
 
 def sample_path(name: str = "image") -> Path:
     """The folder of a sample model, for ``from_pretrained``.
 
     Args:
-        name: which sample, "image" or "video".
+        name: which sample: "image", "video" or "text".
 
     Raises:
         ValueError: no sample has that name.
@@ -64,10 +88,10 @@ def sample_path(name: str = "image") -> Path:
 def prompts(name: str = "image") -> list[str]:
     """Eight prompts to show a sample model with.
 
-    Half of those of the image model ask for combinations that it was not trained on.
+    Half of those of the image and the text model ask for what it was not trained on.
 
     Args:
-        name: which sample, "image" or "video".
+        name: which sample: "image", "video" or "text".
 
     Raises:
         ValueError: no sample has that name.
@@ -80,7 +104,7 @@ def call_options(name: str = "image") -> dict[str, Any]:
     """Arguments of the pipeline's call that a sample model needs besides a prompt, such as the size of its frames.
 
     Args:
-        name: which sample, "image" or "video".
+        name: which sample: "image", "video" or "text".
 
     Raises:
         ValueError: no sample has that name.
