@@ -28,7 +28,7 @@ from zoo.built import Built
 from zoo.models import CASES
 from zoo.pipelines import PIPELINES, run
 
-PLAIN = CASES["plain"]
+PLAIN, FLUX = CASES["plain"], CASES["flux"]
 
 
 def test_40_mixed_runs_of_one_pipeline_are_those_of_fresh_wraps() -> None:
@@ -100,19 +100,19 @@ def test_8_threads_on_one_module_are_unmixed_or_refused(polite: bool) -> None:
 
 def test_a_second_thread_is_refused_while_the_first_one_keeps_what_it_computed() -> None:
     """What the crowd found: the call was over for the guard before its residual had been taken."""
-    model, reached, opened = PLAIN.build(), threading.Event(), threading.Event()
+    model, reached, opened = FLUX.build(), threading.Event(), threading.Event()
 
     def wait(*_: Any) -> None:
         reached.set()
         assert opened.wait(PATIENCE)
 
     watch(model, Scripted(compute=(0, 1, 5)), wait)
-    first = Thread(lambda: drive(model, PLAIN, SIGMAS[:1]))
+    first = Thread(lambda: drive(model, FLUX, SIGMAS[:1]))
     assert reached.wait(PATIENCE)
     with pytest.raises(RuntimeError, match=REFUSAL):
-        Thread(lambda: drive(model, PLAIN, SIGMAS[:1], seed=1)).result()
+        Thread(lambda: drive(model, FLUX, SIGMAS[:1], seed=1)).result()
     opened.set()
-    assert equal_steps(first.result(), drive(PLAIN.build(), PLAIN, SIGMAS[:1])) == [0]
+    assert equal_steps(first.result(), drive(FLUX.build(), FLUX, SIGMAS[:1])) == [0]
 
 
 def test_8_threads_with_a_copy_each_are_isolated() -> None:
