@@ -24,6 +24,7 @@ from trials.thread_runs import crowd
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
 from cachedit.feature.attachment import watch
+from cachedit.run import Step
 from zoo.built import Built
 from zoo.models import CASES
 from zoo.pipelines import PIPELINES, run
@@ -102,17 +103,18 @@ def test_a_second_thread_is_refused_while_the_first_one_keeps_what_it_computed()
     """What the crowd found: the call was over for the guard before its residual had been taken."""
     model, reached, opened = FLUX.build(), threading.Event(), threading.Event()
 
-    def wait(*_: Any) -> None:
-        reached.set()
-        assert opened.wait(PATIENCE)
+    def wait(step: Step, *_: Any) -> None:
+        if step.index == 1:
+            reached.set()
+            assert opened.wait(PATIENCE)
 
     watch(model, Scripted(compute=(0, 1, 5)), wait)
-    first = Thread(lambda: drive(model, FLUX, SIGMAS[:1]))
+    first = Thread(lambda: drive(model, FLUX, SIGMAS[:2]))
     assert reached.wait(PATIENCE)
     with pytest.raises(RuntimeError, match=REFUSAL):
         Thread(lambda: drive(model, FLUX, SIGMAS[:1], seed=1)).result()
     opened.set()
-    assert equal_steps(first.result(), drive(FLUX.build(), FLUX, SIGMAS[:1])) == [0]
+    assert equal_steps(first.result(), drive(FLUX.build(), FLUX, SIGMAS[:2])) == [0, 1]
 
 
 def test_8_threads_with_a_copy_each_are_isolated() -> None:
