@@ -5,27 +5,31 @@ These are short forms. The full one: ``python benchmarks/soak.py --json benchmar
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import FLAT, SIGMAS, Scripted, attach, drive
-from test_threads_ranks import ranks
+from conftest import FLAT, SIGMAS, STEPS, Scripted, attach, drive, equal_steps
+from test_threads_ranks import PATIENCE, REFUSAL, Thread, ranks
 from trials import rank_runs
-from trials.call_counts import STATIC, STEPS, costs
+from trials.call_counts import STATIC, costs
 from trials.pipeline_runs import Turns
 from trials.profile_files import WHOLE, fuzz
 from trials.thread_runs import crowd
 
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
+from cachedit.feature.attachment import watch
+from cachedit.run import Step
 from zoo.built import Built
 from zoo.models import CASES
 from zoo.pipelines import PIPELINES, run
 
-PLAIN = CASES["plain"]
+PLAIN, FLUX = CASES["plain"], CASES["flux"]
 
 
 def test_40_mixed_runs_of_one_pipeline_are_those_of_fresh_wraps() -> None:
@@ -61,18 +65,56 @@ def test_8_threads_on_one_pipeline_are_right_or_refused() -> None:
     assert torch.equal(run(built, 1, 10), expected[1, 10])
 
 
-def test_8_threads_on_one_module_are_right_or_refused() -> None:
-    """No pipeline refuses them at its door; a run that another one displaces is told so at its next step."""
+@pytest.mark.parametrize("polite", [False, True], ids=["inside of calls", "between calls"])
+def test_8_threads_on_one_module_are_unmixed_or_refused(polite: bool) -> None:
+    """No pipeline refuses them at its door, so they meet inside of a call; polite ones meet between two calls.
+
+    A thread that goes on after another one has finished its run starts one of its own in the middle of the schedule. So
+    what counts as right is, at every step, whatever follows from some step of the thread's own.
+    """
     model = attach(PLAIN.build(), PLAIN, Scripted(compute=(0, 1, 5)))
-    expected = {seed: drive(model, PLAIN, seed=seed) for seed in range(3)}
+    turn = threading.Lock()
 
-    def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
-        return all(map(torch.equal, ours, theirs))
+    def make(seed: int) -> list[torch.Tensor]:
+        outputs = []
+        for sigma in SIGMAS:
+            with turn if polite else contextlib.nullcontext():
+                outputs += drive(model, PLAIN, [sigma], seed=seed)
+        return outputs
 
-    tally = crowd(lambda seed: drive(model, PLAIN, seed=seed), expected, same, runs=12)
+    def own(seed: int) -> list[list[torch.Tensor]]:
+        """What can come out at every step: row ``start`` reuses what was computed at that step."""
+        starts = range(STEPS)
+        rows = [drive(attach(PLAIN.build(), PLAIN, Scripted(())), PLAIN, SIGMAS[k:], seed=seed) for k in starts]
+        return [[rows[start][step - start] for start in range(step + 1)] for step in range(STEPS)]
+
+    def unmixed(outputs: list[torch.Tensor], allowed: list[list[torch.Tensor]]) -> bool:
+        return all(any(torch.equal(x, y) for y in each) for x, each in zip(outputs, allowed, strict=True))
+
+    allowed = {seed: own(seed) for seed in range(3)}
+    assert not unmixed(make(0), allowed[1])
+    tally = crowd(make, allowed, unmixed, runs=40)
     assert tally["refused"] > 0
-    assert tally.total() == 8 * 12
-    assert same(drive(model, PLAIN, SIGMAS, seed=2), expected[2])
+    assert tally.total() == 8 * 40
+    assert equal_steps(make(2), make(2)) == [*range(STEPS)]
+
+
+def test_a_second_thread_is_refused_while_the_first_one_keeps_what_it_computed() -> None:
+    """What the crowd found: the call was over for the guard before its residual had been taken."""
+    model, reached, opened = FLUX.build(), threading.Event(), threading.Event()
+
+    def wait(step: Step, *_: Any) -> None:
+        if step.index == 1:
+            reached.set()
+            assert opened.wait(PATIENCE)
+
+    watch(model, Scripted(compute=(0, 1, 5)), wait)
+    first = Thread(lambda: drive(model, FLUX, SIGMAS[:2]))
+    assert reached.wait(PATIENCE)
+    with pytest.raises(RuntimeError, match=REFUSAL):
+        Thread(lambda: drive(model, FLUX, SIGMAS[:1], seed=1)).result()
+    opened.set()
+    assert equal_steps(first.result(), drive(FLUX.build(), FLUX, SIGMAS[:2])) == [0, 1]
 
 
 def test_8_threads_with_a_copy_each_are_isolated() -> None:

@@ -126,8 +126,11 @@ class Runner:
         if torch.compiler.is_dynamo_compiling():
             self.network.active = self.network.tap.active = False  # type: ignore[union-attr]
             self.session.in_flight = None
-        elif self.session.leave():
-            return self._finish(args, kwargs, output)
+        elif self.session.inside:
+            try:
+                return self._finish(args, kwargs, output)
+            finally:
+                self.session.in_flight = None  # and not before: another thread may come in at once
         return None
 
     @torch.compiler.disable

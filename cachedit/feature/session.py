@@ -133,12 +133,10 @@ class Session:
             self.in_flight = me
         return me
 
-    def leave(self) -> bool:
-        """Note that this thread has left the denoiser. Returns False if it was never inside."""
-        if self.in_flight != get_ident():
-            return False
-        self.in_flight = None
-        return True
+    @property
+    def inside(self) -> bool:
+        """True if this thread is inside a denoiser."""
+        return self.in_flight == get_ident()
 
     def retract(self) -> None:
         """Take the record of the current call back, because it failed."""

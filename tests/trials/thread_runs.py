@@ -50,7 +50,7 @@ def crowd(
     Raises:
         AssertionError: a run was wrong, failed in another way, or hangs.
     """
-    barrier, tally, faults = threading.Barrier(threads), Counter[str](), list[str]()
+    barrier, ends, faults = threading.Barrier(threads), list[str](), list[str]()  # appending to a list is atomic
 
     def work(number: int) -> None:
         draw = random.Random(1000 * seed + number)
@@ -61,12 +61,13 @@ def crowd(
                 right = same(make(key), expected[key])
             except Exception as error:
                 if isinstance(error, RuntimeError) and REFUSAL.search(str(error)):
-                    tally["refused"] += 1
+                    ends.append("refused")
                 else:
                     faults.append(f"{key}: {error!r}")
                 continue
-            tally["right"] += right
-            if not right:
+            if right:
+                ends.append("right")
+            else:
                 faults.append(f"{key}: mixed")
 
     with hurried():
@@ -77,4 +78,4 @@ def crowd(
             worker.join(PATIENCE)
     assert not any(worker.is_alive() for worker in workers), "a thread hangs"
     assert not faults, faults[:5]
-    return tally
+    return Counter(ends)
