@@ -248,7 +248,11 @@ def test_rule_03_when_the_first_branch_of_a_step_must_be_computed_so_is_the_seco
 
 @pytest.mark.parametrize("case", [CASES[name] for name in ("plain", "flux", "wan", "z_image")], ids=lambda c: c.name)
 def test_rule_04_a_batch_computes_what_its_samples_compute_alone(case: Case) -> None:
-    strategies = [name for name, cls in cachedit.strategies().items() if cls.profile_arrays == ("magnitude_ratio",)]
+    strategies = [
+        name
+        for name, cls in cachedit.strategies().items()
+        if getattr(cls, "profile_arrays", ()) == ("magnitude_ratio",)
+    ]
     for strategy in strategies:
         profile = Profile.from_ratios([1.0, 1.03] * 5)
         both = attach(case.build(), case, strategy, profile=profile)
