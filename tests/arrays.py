@@ -12,8 +12,8 @@ import cachedit
 from cachedit import FeatureStrategy, Profile, UnsupportedModelError
 from cachedit.calibration.measure import Measure
 from cachedit.calibration.trial import Watching
+from cachedit.feature.attachment import watch
 from cachedit.strategy import Module, Site, Stack
-from cachedit.wrap import attach
 from zoo.case import Case
 
 GAPS = 10
@@ -28,7 +28,7 @@ class Seen:
         def observe(step: Any, places: Any, captured: Any) -> None:
             self.values = {p.site: tuple(c) for p, c in zip(places, captured, strict=True) if c is not None}
 
-        attach(model, Watching(tuple(sites)), observer=observe, num_inference_steps=2, **blocks)
+        watch(model, Watching(tuple(sites)), observe, num_inference_steps=2, **blocks)
         case.call(model)
         cachedit.unwrap(model)
 

@@ -29,7 +29,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def rows(result: Any) -> dict[str, Any]:
-    return {row["op"]: row for row in result[1]["rows"] if row["model"] == "small"}
+    return {row["op"]: row for row in result[1]["rows"] if row["model"] in ("small", "LLaDA, 1k keys")}
 
 
 @pytest.mark.parametrize(

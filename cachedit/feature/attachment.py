@@ -99,9 +99,12 @@ def attach(target: Any, session: Session) -> None:
         raise
 
 
-def watch(target: Any, strategy: FeatureStrategy, observer: Observer | None = None) -> None:
-    """Attach a strategy that reads no profile, in place of what is on ``target``, and an observer (for calibration)."""
-    session = prepare(target, strategy, None, Options(), observer)
+def watch(target: Any, strategy: FeatureStrategy, observer: Observer | None = None, **options: Any) -> None:
+    """Attach a strategy that reads no profile, in place of what is on ``target``, and an observer (for calibration).
+
+    Options are those that ``wrap`` takes for every strategy.
+    """
+    session = prepare(target, strategy, None, split_options(options)[1], observer)
     remove(target)
     attach(target, session)
 
