@@ -1,4 +1,4 @@
-"""What both training stages of the sample model share: budget, learning rate, loop, log and checkpoints."""
+"""What the training of the sample models shares: budget, learning rate, loop, log and checkpoints."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def learning_rate(peak: float, budget: Budget, warm_up: int, decay_from: float) 
 
 
 class Trainer:
-    """The loop both stages share: budget, learning rate, averaged weights, log, resumable checkpoint.
+    """The loop that all training shares: budget, learning rate, averaged weights, log, resumable checkpoint.
 
     Args:
         modules: what is trained, by name.
@@ -160,18 +160,17 @@ def write_atomically(path: Path, state: dict[str, Any]) -> None:
     os.replace(partial, path)
 
 
-def read_checkpoint(path: Path, stage: str) -> dict[str, Any]:
+def read_checkpoint(path: Path, stage: str, script: str = "train_image") -> dict[str, Any]:
     """Reads what a stage wrote.
 
     Args:
         path: the file.
         stage: which one writes it, for the message.
+        script: whose stage it is, likewise.
 
     Raises:
         FileNotFoundError: the stage has not run.
     """
     if not path.exists():
-        raise FileNotFoundError(
-            f"{path} is missing; run the stage first: python -m cachedit.samples.train_image {stage}"
-        )
+        raise FileNotFoundError(f"{path} is missing; run the stage first: python -m cachedit.samples.{script} {stage}")
     return torch.load(path, weights_only=True)
