@@ -111,10 +111,10 @@ class TestPrompts:
 
     def test_what_is_run(self, tmp_path):
         assert load_prompts(None, None, None) == prompts("image")[:6]
-        assert load_prompts(None, None, None, sample=False) == shipped_prompts()[:6]
-        assert load_prompts(None, None, 16, sample=False) == shipped_prompts()
+        assert load_prompts(None, None, None, sample=None) == shipped_prompts()[:6]
+        assert load_prompts(None, None, 16, sample=None) == shipped_prompts()
         (tmp_path / "own.txt").write_text("\n a \nb\n", encoding="utf-8")
-        assert load_prompts(str(tmp_path / "own.txt"), None, None, sample=False) == ["a", "b"]
-        assert load_prompts(None, ["c"], None, sample=False) == ["c"]
+        assert load_prompts(str(tmp_path / "own.txt"), None, None, sample=None) == ["a", "b"]
+        assert load_prompts(None, ["c"], None, sample=None) == ["c"]
         with pytest.raises(ValueError, match="Allowed: 1 to 16"):
-            load_prompts(None, None, 17, sample=False)
+            load_prompts(None, None, 17, sample=None)

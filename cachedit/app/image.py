@@ -11,7 +11,7 @@ import gradio as gr
 from cachedit.app import markup
 from cachedit.app.desk import Desk
 from cachedit.app.job import Job
-from cachedit.app.options import chosen, options_of
+from cachedit.app.options import chosen, show_options
 from cachedit.app.panel import Panel, Values
 from cachedit.app.request import CallFields, Source, prompts_of
 from cachedit.evaluate.comparison import BASELINE, Comparison, Row
@@ -27,10 +27,6 @@ TITLE, NAME = "Image", "image"
 STEPS = 28
 FIRST = "mag_cache"
 WARM_UP = 2  # steps that are run first and not counted: the first call of a pipeline is slower
-
-
-Known = dict[str, dict[str, Any]]
-"""Strategy -> option -> value, of the controls that were touched."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,7 @@ def build(desk: Desk, source: Source) -> None:
         with gr.Column():
             shown = gr.HTML('<p class="ce-empty">Baseline and cached picture appear here.</p>', elem_id="image-result")
         with gr.Column(), gr.Accordion("Options of the strategy", elem_id="image-options"):
-            _show_options(strategy, values)
+            show_options(strategy, values, NAME)
 
     def plan(given: Values, session: str) -> Any:
         name = given[strategy]
@@ -106,27 +102,6 @@ def _teller(job: Job, pipe: Any, name: str, before: int, steps: int) -> Callable
 
     job.tell(f"{name}, {steps} steps", before, 2 * steps)
     return tell
-
-
-def _show_options(strategy: Any, values: Any) -> None:
-    """Controls for the options of the chosen strategy, made anew when another is chosen.
-
-    What is typed is noted in the state of the session itself, so nothing is made anew by it.
-    """
-
-    @gr.render([strategy, values], show_progress="hidden")
-    def controls(name: str, known: Known) -> None:
-        gr.Markdown((Strategy.registry[name].__doc__ or "").partition("\n")[0], elem_id="image-summary")
-        with gr.Row():
-            for option in options_of(name):
-                control = option.control(known.get(name, {}).get(option.name, option.default))
-
-                def note(value: Any, known: Known, name: str = name, option: str = option.name) -> None:
-                    known.setdefault(name, {})[option] = value
-
-                control.change(
-                    note, [control, values], None, queue=False, show_progress="hidden", api_visibility="private"
-                )
 
 
 def _strategies() -> list[str]:

@@ -26,12 +26,14 @@ class Status:
         text: what is done now.
         done, total: in units of the work; a total of 0 is not known.
         strip: one mark per step so far, of a cached run.
+        shown: what there is so far, as HTML; "" leaves on the page what is there.
     """
 
     text: str
     done: int = 0
     total: int = 0
     strip: str = ""
+    shown: str = ""
 
 
 class Job:
@@ -95,11 +97,11 @@ class Job:
         if not self._wanted:
             raise Cancelled
 
-    def tell(self, text: str, done: int = 0, total: int = 0, strip: str = "") -> None:
+    def tell(self, text: str, done: int = 0, total: int = 0, strip: str = "", shown: str = "") -> None:
         """Tell how far the work is; see ``Status``. Raises Cancelled if it is not wanted any more."""
         self.check()
         with self._changed:
-            self._status = Status(text, done, total, strip)
+            self._status = Status(text, done, total, strip, shown)
             self._changed.notify_all()
 
     def _run(self) -> None:

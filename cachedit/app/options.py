@@ -16,6 +16,8 @@ from cachedit.evaluate.configuration import parse_options
 from cachedit.strategy import Strategy
 
 OPEN = "default"  # what a choice shows where the option is left at None
+Known = dict[str, dict[str, Any]]
+"""Strategy -> option -> value, of the controls that were touched."""
 SLIDERS = {"target_speedup": (1.0, 4.0, 0.05, 2.0)}
 """Field -> lowest, highest, step, and what None stands for: options that are nicer to pull than to type."""
 
@@ -106,6 +108,32 @@ def chosen(strategy: str, values: dict[str, Any]) -> dict[str, Any]:
         if option.name in values
     }
     return {name: value for name, (value, option) in read.items() if value != option.default}
+
+
+def show_options(strategy: Any, values: Any, tab: str) -> None:
+    """Controls for the options of the chosen strategy, made anew when another is chosen.
+
+    What is typed is noted in the state of the session itself, so nothing is made anew by it.
+
+    Args:
+        strategy: the component with the name of the strategy.
+        values: a state that holds ``Known``.
+        tab: for the ids of the elements.
+    """
+
+    @gr.render([strategy, values], show_progress="hidden")
+    def controls(name: str, known: Known) -> None:
+        gr.Markdown((Strategy.registry[name].__doc__ or "").partition("\n")[0], elem_id=f"{tab}-summary")
+        with gr.Row():
+            for option in options_of(name):
+                control = option.control(known.get(name, {}).get(option.name, option.default))
+
+                def note(value: Any, known: Known, name: str = name, option: str = option.name) -> None:
+                    known.setdefault(name, {})[option] = value
+
+                control.change(
+                    note, [control, values], None, queue=False, show_progress="hidden", api_visibility="private"
+                )
 
 
 def _kind(annotation: Any) -> Any:

@@ -39,6 +39,7 @@ class Panel:
         outputs: Sequence[Any],
         plan: Callable[[Values, str], Callable[[Job], Any]],
         show: Callable[[Any], Values],
+        live: Any = None,
     ) -> None:
         """Wire the buttons.
 
@@ -47,10 +48,11 @@ class Panel:
             outputs: components that ``show`` may change.
             plan: takes the values of the inputs and the session, and returns the work; errors in it are told.
             show: what a result looks like.
+            live: the one of the outputs in which the work shows what there is so far, if it does.
         """
 
         def begin(values: Values, request: gr.Request) -> Iterator[Values]:
-            yield from self._followed(str(request.session_hash), lambda session: plan(values, session), show)
+            yield from self._followed(str(request.session_hash), lambda session: plan(values, session), show, live)
 
         def cancel(request: gr.Request) -> str:
             self._desk.cancel(str(request.session_hash))
@@ -68,7 +70,7 @@ class Panel:
         self.cancel.click(cancel, None, self.status, queue=False, show_progress="hidden", api_visibility="private")
 
     def _followed(
-        self, session: str, plan: Callable[[str], Callable[[Job], Any]], show: Callable[[Any], Values]
+        self, session: str, plan: Callable[[str], Callable[[Job], Any]], show: Callable[[Any], Values], live: Any
     ) -> Iterator[Values]:
         """Updates of the page from the start to the end of a run."""
         yield {self.start: gr.update(interactive=False), self.cancel: gr.update(interactive=True)}
@@ -78,7 +80,8 @@ class Panel:
             job = self._desk.begin(session, plan(session))
             try:
                 for status in job.updates():
-                    yield {self.status: markup.progress(status, _left(status, begun))}
+                    so_far = {live: status.shown} if status.shown else {}
+                    yield {self.status: markup.progress(status, _left(status, begun))} | so_far
                 shown = show(job.result)
             finally:
                 self._desk.close(session, job)

@@ -74,9 +74,7 @@ class Measuring:
         self.target = Path(arguments.output) if arguments.output else own_target(self.name)
         check_target(self.target, "-o")
         set_threads(arguments.threads, small=arguments.sample is not None)
-        self.prompts = load_prompts(
-            arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.sample is not None
-        )
+        self.prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts, sample=arguments.sample)
 
     @functools.cached_property
     def pipe(self) -> Any:

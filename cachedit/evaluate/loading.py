@@ -44,7 +44,7 @@ def load_pipeline(
     place = device_for(device)
     kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
-        with _quiet():
+        with quiet():
             pipe = DiffusionPipeline.from_pretrained(
                 str(folder) if named_folder else model, torch_dtype=kind, trust_remote_code=trust_remote_code
             )
@@ -82,15 +82,17 @@ def device_for(device: str | None) -> torch.device:
     return place
 
 
-def load_prompts(file: str | None, prompts: list[str] | None, count: int | None, sample: bool = True) -> list[str]:
+def load_prompts(
+    file: str | None, prompts: list[str] | None, count: int | None, sample: str | None = "image"
+) -> list[str]:
     """The prompts to run.
 
     Args:
         file: a text file with one prompt per line; empty lines are skipped.
         prompts: given one by one.
         count: use the first ``count``; None: all that were given, or six of the shipped ones.
-        sample: with neither file nor prompts, those of the sample model; else the shipped set for any image or video
-            model.
+        sample: with neither file nor prompts, those of the sample model of this name; None: the shipped set for any
+            image or video model.
 
     Raises:
         ValueError: there are none, or fewer than ``count``.
@@ -101,7 +103,7 @@ def load_prompts(file: str | None, prompts: list[str] | None, count: int | None,
     elif prompts:
         chosen = prompts
     else:
-        chosen = sample_prompts("image") if sample else shipped_prompts()
+        chosen = shipped_prompts() if sample is None else sample_prompts(sample)
         count = DEFAULT_COUNT if count is None else count
     if not chosen:
         raise ValueError(f"{file} holds no prompts. Allowed: one prompt per line.")
@@ -120,7 +122,7 @@ def _lines(text: str) -> list[str]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Loading without progress bars and hints, so that what cachedit prints stays readable."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging
