@@ -4,16 +4,18 @@
     python benchmarks/auto.py transfer [--prompts N] [--profile FILE] [--json FILE] [--markdown FILE]
 
 targets: for speed-ups asked for at 28 steps, what the profile expects and what is reached. transfer: the profile, made
-at 50 steps of Euler, against profiles made natively at every other number of steps and sampler, at equal computed steps
-and with the same predictor; and against the schedule of 50 steps copied by nearest index. Prompts are of scenes that
-neither training nor calibration has seen. One process, one thread; times are CPU times of whole calls, baseline and
-cache in turns for every prompt, medians.
+at 50 steps of Euler, against profiles made natively at every other number of steps and sampler, from the first of the
+same prompts and noises, at equal computed steps and with the same predictor; and against the schedule of 50 steps
+copied by nearest index. "+-" is the standard error of PSNR with the profile minus PSNR with the native one, over the
+prompts. These are of scenes that neither training nor calibration has seen. One process, one thread; times are CPU
+times of whole calls, baseline and cache in turns for every prompt, medians.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import shlex
 import statistics
@@ -35,8 +37,9 @@ from cachedit.evaluate.comparison import Shot
 from cachedit.evaluate.conditions import describe
 from cachedit.evaluate.loading import load_pipeline
 from cachedit.evaluate.metrics import mean_psnr
+from cachedit.evaluate.sweep import halves
 from cachedit.files import write_text
-from cachedit.samples import prompts, sample_path
+from cachedit.samples import sample_path
 from cachedit.samples.scenes import all_scenes, held_out
 from cachedit.shipped import shipped
 from cachedit.strategies.auto import Auto
@@ -122,8 +125,8 @@ class Bench:
         take(self.pipe, configuration, shot, steps, {})
         return shot
 
-    def quality(self, steps: int, strategy: FeatureStrategy, profile: Profile | None) -> tuple[float, int]:
-        """Mean PSNR over the prompts, and computed steps."""
+    def quality(self, steps: int, strategy: FeatureStrategy, profile: Profile | None) -> tuple[list[float], int]:
+        """PSNR of every prompt, and computed steps."""
         if steps not in self._bare:
             self._bare[steps] = [self.shot(k, steps, None) for k in range(len(self.prompts))]
         found = []
@@ -134,7 +137,7 @@ class Bench:
         record = last_run(self.pipe)
         unwrap(self.pipe)
         assert record is not None
-        return mean_psnr([shot.psnr or 0.0 for shot in found]), record.nfe
+        return [shot.psnr or 0.0 for shot in found], record.nfe
 
 
 def targets(bench: Bench, profile: Profile) -> list[dict[str, Any]]:
@@ -163,26 +166,37 @@ def targets(bench: Bench, profile: Profile) -> list[dict[str, Any]]:
 def transfer(count: int, profile: Profile) -> list[dict[str, Any]]:
     """One row per sampler, number of steps and budget."""
     rows = []
+    lines = (sample_path("image") / "calibration_prompts.txt").read_text(encoding="utf-8").split("\n")
+    known = halves([line for line in lines if line])[0][:NATIVE_PROMPTS]
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 1.0}
     for sampler, scheduler in (("Euler", None), ("UniPC", FlowUniPC(**flow))):
         bench = Bench(count, scheduler)
         for steps, budgets in TRANSFER.items():
-            known = prompts("image")[:NATIVE_PROMPTS]
-            native = calibrate(bench.pipe, "auto", prompts=known, num_inference_steps=steps, seed=SEED - 1000)
+            seed = profile.provenance["seed"]
+            native = calibrate(bench.pipe, "auto", prompts=known, num_inference_steps=steps, seed=seed)
             for budget in budgets:
                 predictor = "fitted" if budget * 3 > steps else "damped"
                 auto = Auto(max_nfe=budget, predictor=predictor, criterion="minimax")
                 row: dict[str, Any] = {"sampler": sampler, "steps": steps, "nfe": budget, "predictor": predictor}
+                found: dict[str, list[float]] = {}
                 for name, strategy, read in (
                     ("profile", auto, profile),
                     ("native", auto, native),
                     ("nearest", copied(profile, budget, predictor, steps), None),
                 ):
-                    row[name], nfe = bench.quality(steps, strategy, read)
+                    found[name], nfe = bench.quality(steps, strategy, read)
                     assert nfe == budget, (name, nfe, row)
+                    row[name] = mean_psnr(found[name])
+                row["+-"] = standard_error([a - b for a, b in zip(found["profile"], found["native"], strict=True)])
                 rows.append(row)
                 print(row, file=sys.stderr, flush=True)
     return rows
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean of these, without those that are not finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    return statistics.stdev(finite) / math.sqrt(len(finite))
 
 
 def table(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -212,7 +226,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         names += ["expected_ssim", "ssim", "expected_st_lpips", "st_lpips"]
     else:
         rows = transfer(options.prompts, profile)
-        names = ["sampler", "steps", "nfe", "predictor", "profile", "native", "nearest"]
+        names = ["sampler", "steps", "nfe", "predictor", "profile", "native", "+-", "nearest"]
     shape = tuple(bench.shot(0, 2, None).pictures.shape)  # type: ignore[union-attr]
     found = describe(bench.pipe, bench.prompts, STEPS, SEED, 1, {}, shape) | {
         "command": shlex.join(["python", *sys.argv]),

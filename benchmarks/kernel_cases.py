@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from cachedit.kernels import KVCache, capture, forecast, rope_scatter_kv, subset_attention
+from cachedit.kernels import KVCache, cached_attention, capture, forecast, rope_scatter_kv, subset_attention
+from cachedit.kernels.capture import Statistics
 
 Inputs = tuple[Any, ...]
 
@@ -80,13 +81,24 @@ def _forecast_case(model: str, shape: tuple[int, int], order: int, dtype: torch.
     return Case(f"forecast_{order}", model, shape, inputs, unit=lambda given: given[0].nbytes, floor=3 + order, **forms)
 
 
-def _capture_case(
-    op: str, model: str, shape: tuple[int, int], eager: Callable[..., Any], dtype: torch.dtype
-) -> Case:  # fmt: skip
+CAPTURES: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "capture": (statistics, Statistics._fields),
+    "capture_magnitude": (magnitude, ("norm", "previous_norm", "product")),
+    "capture_change": (change, ("change", "previous")),
+}
+"""Operation -> eager form, and the sums that it has."""
+
+
+def _capture_case(op: str, model: str, shape: tuple[int, int], dtype: torch.dtype) -> Case:
+    eager, sums = CAPTURES[op]
+
+    def ours(entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor) -> Any:
+        return capture(entering, leaving, previous, sums)
+
     def inputs(device: torch.device) -> Inputs:
         return tuple(torch.randn(shape, device=device).to(dtype) for _ in range(3))
 
-    return Case(op, model, shape, inputs, capture, eager, lambda given: given[0].nbytes, 4)
+    return Case(op, model, shape, inputs, ours, eager, lambda given: given[0].nbytes, 4)
 
 
 # -- cached attention -----------------------------------------------------------------------------------------------
@@ -175,11 +187,37 @@ def _read_case(model: str, layer: Layer, fresh: bool) -> Case:
     return Case("subset_attention", model, shape, inputs, read_ours, read_eager, lambda given: given[1].k.nbytes, floor)
 
 
+def layer_eager(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
+    cache: KVCache, norms: Sequence[torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """Write, then read: a cached layer as eager code has it."""
+    return read_eager(write_eager(q, k, v, cos, sin, slots, cache, norms), cache, None)
+
+
+def layer_ours(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, slots: torch.Tensor,
+    cache: KVCache, norms: Sequence[torch.Tensor],
+) -> torch.Tensor:  # fmt: skip
+    """The same in one call."""
+    return cached_attention(q, k, v, cos, sin, slots, cache, q_norm=norms[0], k_norm=norms[1])
+
+
+def _layer_case(model: str, layer: Layer) -> Case:
+    write, read = _write_case(model, layer), _read_case(model, layer, fresh=False)
+    ratio = layer.tokens * layer.heads / (layer.slots * layer.kv_heads)  # of a pass over q to one over the keys
+    floor = write.floor * ratio + read.floor
+    shape = (layer.tokens, layer.slots, layer.heads, layer.kv_heads, layer.dim)
+    return Case(
+        "cached_attention", model, shape, write.inputs, layer_ours, layer_eager, lambda given: given[6].k.nbytes, floor
+    )
+
+
 SMALL = {"small": (64, 3072)}
 SIZES = {"FLUX": (4608, 3072), "Wan-14B": (75600, 5120), "HunyuanVideo": (119056, 3072)}
 SMALL_LAYERS = {
-    "small": Layer(16, 128, 4, 4, dtype=torch.float32),
-    "small, grouped": Layer(16, 128, 4, 1, dtype=torch.float32),
+    "LLaDA, 1k keys": Layer(32, 1024, 32, 32, dtype=torch.float32),
+    "Dream, 1k keys": Layer(32, 1024, 28, 4, dtype=torch.float32),
 }
 LAYERS = {
     "LLaDA, 1k keys": Layer(32, 1024, 32, 32),
@@ -190,12 +228,12 @@ LAYERS = {
 
 
 def cases(small: bool) -> list[Case]:
-    """All of them: at the sizes of real models in bf16, or at one that a CPU does in a moment, in fp32."""
+    """All of them: at the sizes of real models in bf16, or in fp32 at some that a CPU does in a moment."""
     found, dtype = list[Case](), torch.float32 if small else torch.bfloat16
     for model, shape in (SMALL if small else SIZES).items():
         found += [_forecast_case(model, shape, order, dtype) for order in range(3)]
-        for op, eager in (("capture", statistics), ("capture_magnitude", magnitude), ("capture_change", change)):
-            found.append(_capture_case(op, model, shape, eager, dtype))
+        found += [_capture_case(op, model, shape, dtype) for op in CAPTURES]
     for model, layer in (SMALL_LAYERS if small else LAYERS).items():
-        found += [_write_case(model, layer), _read_case(model, layer, fresh=layer.tokens > 32 or small)]
+        read = _read_case(model, layer, fresh=layer.tokens > 32 or small)
+        found += [_write_case(model, layer), read, _layer_case(model, layer)]
     return found

@@ -48,10 +48,11 @@ class Frontier:
         points: measured budgets.
         reused: time of a reused step over that of a computed one.
         outside: time of a call outside of its steps, over that of a computed step.
+        keeping: what a computed step takes longer because its residual is kept, over that of a computed step.
     """
 
-    def __init__(self, points: Sequence[Point], reused: float, outside: float) -> None:
-        self.points, self.reused, self.outside = list(points), reused, outside
+    def __init__(self, points: Sequence[Point], reused: float, outside: float, keeping: float = 0.0) -> None:
+        self.points, self.reused, self.outside, self.keeping = list(points), reused, outside, keeping
 
     @classmethod
     def of(cls, profile: Profile) -> Frontier | None:
@@ -65,7 +66,7 @@ class Frontier:
             quality = {name: table[name][k] for name in QUALITIES if name in table}
             spread = {name: table[f"{name}_spread"][k] for name in quality}
             points.append(Point(steps, nfe, predictor, criterion, table["cost"][k], quality, spread))
-        return cls(points, time["reused"][0], time["outside"][0])
+        return cls(points, time["reused"][0], time["outside"][0], time.get("keeping", [0.0])[0])
 
     @cached_property
     def metrics(self) -> list[str]:
@@ -96,7 +97,9 @@ class Frontier:
 
     def speedup(self, steps: int, nfe: int) -> float:
         """Predicted time of a whole uncached call over that of a cached one, where the profile was measured."""
-        return (self.outside + steps) / (self.outside + nfe + (steps - nfe) * self.reused)
+        if nfe == steps:
+            return 1.0
+        return (self.outside + steps) / (self.outside + nfe * (1 + self.keeping) + (steps - nfe) * self.reused)
 
 
 def _decibel(metric: str, value: float) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 
 from cachedit.errors import ProfileError
 from cachedit.files import write_text
+from cachedit.profile_fields import check_fields
 from cachedit.schedules import resample
 from cachedit.strategy import Schedule
 
@@ -56,7 +56,7 @@ class Profile:
 
     def __post_init__(self) -> None:
         """Check the contents and prepare the memo of resampled arrays."""
-        _check(self)
+        check_fields(self)
         self._memo: dict[Any, Any] = {}
 
     @property
@@ -156,7 +156,11 @@ class Profile:
 
     def errors(self, array: str, schedule: Schedule) -> dict[str, list[list[float]]]:
         """A table of errors over (step, gap), see ``cachedit.schedules``, on the steps of a schedule."""
-        tables = self.arrays[array]
+        tables, axes = self.arrays[array], self.axes.get(array, ["step"])
+        if len(axes) != 2:
+            raise ProfileError(
+                f"field 'arrays.{array}' lies over {', '.join(axes)}; allowed: step, gap. Calibrate again."
+            )
         return self.once(
             ("errors", array, schedule),
             lambda: {key: resample(table, *self.levels(schedule, len(table))) for key, table in tables.items()},
@@ -253,67 +257,3 @@ def _with_ends(sigmas: np.ndarray, values: np.ndarray) -> tuple[np.ndarray, np.n
     slopes = [(values[i + 1] - values[i]) / (sigmas[i + 1] - sigmas[i]) for i in (first, last)]
     head, tail = values[0] + slopes[0] * (1 - sigmas[0]), values[-1] - slopes[1] * sigmas[-1]
     return np.concatenate([[1.0], sigmas, [0.0]]), np.concatenate([[head], values, [tail]])
-
-
-def _check(profile: Profile) -> None:
-    """Raise ProfileError naming the first field that is not as it must be."""
-    if not isinstance(profile.arrays, dict) or not profile.arrays:
-        raise ProfileError("field 'arrays' must map array names to branches")
-    if not isinstance(profile.axes, dict):
-        raise ProfileError("field 'axes' must be an object")
-    lengths: set[int] = set()
-    for name, rows in profile.arrays.items():
-        axes = profile.axes.get(name, ["step"])
-        if not isinstance(axes, list) or not axes or not all(isinstance(axis, str) for axis in axes):
-            raise ProfileError(f"field 'axes.{name}' must be a list of axis names")
-        if not isinstance(rows, dict) or not rows:
-            raise ProfileError(f"field 'arrays.{name}' must map branches to lists of numbers")
-        for branch, row in rows.items():
-            shape = _shape(row, f"arrays.{name}.{branch}", len(axes))
-            lengths |= {shape[0]} if axes[0] == "step" else set()
-            if name == "magnitude_ratio" and min(row) <= 0:
-                raise ProfileError(f"field 'arrays.{name}.{branch}' must be positive, has {min(row)}")
-    if len(lengths) > 1:
-        raise ProfileError(f"field 'arrays': rows have different lengths {sorted(lengths)}")
-    if profile.sigmas is not None:
-        sigmas = _numbers(profile.sigmas, "sigmas")
-        if lengths and len(sigmas) not in lengths:
-            raise ProfileError(f"field 'sigmas' has {len(sigmas)} entries, the arrays have {lengths.pop()}")
-        if any(later > earlier for earlier, later in zip(sigmas, sigmas[1:], strict=False)):
-            raise ProfileError("field 'sigmas' must not increase")
-        if sigmas[0] > 1 or sigmas[-1] < 0:
-            raise ProfileError(f"field 'sigmas' must be noise levels in [0, 1], runs from {sigmas[0]} to {sigmas[-1]}")
-    if profile.model is not None:
-        for key, kind in (("class", str), ("fingerprint", dict), ("names", list)):
-            if not isinstance(profile.model, dict) or not isinstance(profile.model.get(key), kind):
-                raise ProfileError(f"field 'model.{key}' must be a {kind.__name__}")
-        if not all(isinstance(name, str) for name in profile.model["names"]):
-            raise ProfileError("field 'model.names' must be a list of texts")
-    objects, texts = ("sampler", "defaults", "provenance", "versions"), ("name", "strategy", "date", "command")
-    for kind, keys in ((dict, objects), (str, texts)):
-        for key in keys:
-            if not isinstance(getattr(profile, key), kind):
-                raise ProfileError(f"field '{key}' must be {'an object' if kind is dict else 'a text'}")
-
-
-def _numbers(values: Any, where: str) -> list[float]:
-    if not isinstance(values, list) or not values or not all(map(_is_number, values)):
-        raise ProfileError(f"field '{where}' must be a list of finite numbers")
-    return values
-
-
-def _shape(values: Any, where: str, ndim: int) -> tuple[int, ...]:
-    """Lengths of nested lists of numbers; all lists at one depth must have one length."""
-    if ndim == 1:
-        return (len(_numbers(values, where)),)
-    if not isinstance(values, list) or not values:
-        raise ProfileError(f"field '{where}' must be a list of {ndim - 1}-fold nested lists of finite numbers")
-    shapes = {_shape(item, where, ndim - 1) for item in values}
-    if len(shapes) > 1:
-        raise ProfileError(f"field '{where}' has rows of different lengths")
-    return (len(values), *shapes.pop())
-
-
-def _is_number(value: Any) -> bool:
-    """True for a finite number that a float can hold."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -34,6 +34,14 @@ class Strategy:
             raise TypeError(f"strategy {cls.name!r} is already defined in {known.__module__}")
         cls.registry[cls.name] = cls
 
+    def reference(self) -> Strategy | None:
+        """What this strategy is compared with on the same object; None for the object without any."""
+        return None
+
+    def own_steps(self) -> int | None:
+        """Steps of a run, of strategies that say how many; None where whoever calls does."""
+        return None
+
     @classmethod
     def find(cls, strategy: str | Strategy, options: dict[str, Any]) -> Strategy:
         """The strategy of that name (any spelling) with ``options``, or the instance with them replaced.

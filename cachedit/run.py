@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,6 +51,7 @@ class Run:
         cache_bytes_peak: most bytes that the histories of all branches and experts held at once.
         status: "running", "finished" or "aborted".
         expected: what the strategy expected of this run, such as its speed-up and its quality; mostly empty.
+        response: of the sampler, one number per step of the schedule, for strategies that ask for it.
     """
 
     strategy: str
@@ -59,6 +60,7 @@ class Run:
     cache_bytes_peak: int = 0
     status: str = "running"
     expected: dict[str, Any] = field(default_factory=dict)
+    response: Sequence[float] | None = None
 
     @property
     def aborted(self) -> bool:

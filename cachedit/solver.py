@@ -10,7 +10,7 @@ import numpy as np
 from cachedit.distances import Distances
 from cachedit.paths import shortest_paths
 from cachedit.profile import Profile
-from cachedit.schedules import resample_amplification
+from cachedit.sensitivity import sensitivity_of
 from cachedit.strategy import FEW_STEPS, SHORT_RUN, Schedule
 
 PREDICTORS = {"plain": 1, "line": 2, "quadratic": 3, "fitted": 2, "damped": 2}
@@ -36,10 +36,9 @@ class Solver:
     def __init__(self, profile: Profile, schedule: Schedule, handover: int) -> None:
         assert schedule.num_steps is not None
         self.steps, self.handover = schedule.num_steps, handover
-        sensitivity = next(iter(profile.arrays["sensitivity"].values()))
-        known, wanted = profile.levels(schedule, len(sensitivity))
-        self.sensitivity = np.asarray(resample_amplification(sensitivity, known, wanted))
+        self.sensitivity = sensitivity_of(profile, schedule)
         distances, squares = profile.arrays["residual_distance"], profile.arrays["residual_square"]
+        known, wanted = profile.levels(schedule, len(next(iter(squares.values()))))
         self.distances = Distances.over(distances, squares, known, wanted)
         falling = all(later < earlier for earlier, later in itertools.pairwise(wanted))
         self._times = np.asarray(wanted if falling else range(self.steps), dtype=float)

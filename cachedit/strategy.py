@@ -94,11 +94,14 @@ class Schedule:
         num_steps: number of steps; None when it cannot be known.
         timesteps: one value per step in the scheduler's units, in sampling order; None when unknown.
         sigmas: noise level in [0, 1] per step; None when unknown.
+        response: what a unit of the denoiser's output at each step adds to the final sample, by the sampler alone
+            (``cachedit.feature.response``); None when unknown, and for strategies that do not ask for it.
     """
 
     num_steps: int | None = None
     timesteps: tuple[float, ...] | None = None
     sigmas: tuple[float, ...] | None = None
+    response: tuple[float, ...] | None = None
 
     def position(self, step: int) -> float:
         """Place of ``step`` in the schedule, 0 for the first and 1 for the last."""
@@ -112,6 +115,7 @@ class Schedule:
             None if self.num_steps is None else self.num_steps - first,
             None if self.timesteps is None else self.timesteps[first:],
             None if self.sigmas is None else self.sigmas[first:],
+            None if self.response is None else self.response[first:],
         )
 
 
@@ -167,6 +171,7 @@ class FeatureStrategy(Strategy, abstract=True):
         profile_arrays: names of the calibrated arrays that the strategy reads.
         also_calibrated: arrays that it does not read and that are measured along, where the model allows, for others.
         needs_schedule: True if the policy must know the number of steps.
+        needs_response: True if the policy looks at the response of the sampler in the schedule.
         measures_change: True if the policy looks at how much each site changed between its two newest residuals.
         signal: name of what is measured at every step (``cachedit.feature.signals``); "" for a static schedule.
         partition: what the weights are split over; None for one weight per residual.
@@ -182,6 +187,7 @@ class FeatureStrategy(Strategy, abstract=True):
     profile_arrays: ClassVar[tuple[str, ...]] = ()
     also_calibrated: ClassVar[tuple[str, ...]] = ()
     needs_schedule: ClassVar[bool] = False
+    needs_response: ClassVar[bool] = False
     measures_change: ClassVar[bool] = False
     signal: ClassVar[str] = ""
     partition: ClassVar[Channels | Bands | None] = None

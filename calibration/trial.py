@@ -32,6 +32,7 @@ class Watching(FeatureStrategy, abstract=True):
     """Computes every step, with these sites under watch."""
 
     history: ClassVar[int] = 0
+    needs_response: ClassVar[bool] = True
     watched: tuple[Site, ...] = ()
     heard: str = ""
 
@@ -80,6 +81,7 @@ class Trial:
 
     Attributes:
         sigmas: step -> noise level, of the runs that were watched.
+        response: of the sampler in the run that was watched last, ``cachedit.feature.response``; None if unknown.
     """
 
     def __init__(
@@ -99,6 +101,7 @@ class Trial:
             self._options = {"output_type": "latent", **self._options}  # pixels are not measured
         self._uncached: dict[int, torch.Tensor] = {}
         self.sigmas: dict[int, float | None] = {}
+        self.response: Sequence[float] | None = None
 
     @property
     def depth(self) -> int:
@@ -135,6 +138,8 @@ class Trial:
             self._uncached[k] = self._run(k)
         finally:
             unwrap(self.pipe)
+        record = last_run(self.pipe)
+        self.response = None if record is None else record.response
         return self._uncached[k]
 
     def learn(self, k: int, latents: torch.Tensor, sigmas: Mapping[int, float | None]) -> None:

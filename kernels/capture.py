@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -38,25 +40,41 @@ COUNT = len(Statistics._fields)
 
 
 def _reference(
-    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None
+    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None, wanted: Sequence[bool] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual = (leaving - entering).contiguous()
     dtype = torch.promote_types(residual.dtype, torch.float32)
-    now, scratch = residual.to(dtype), leaving.to(dtype, copy=True)  # one temporary serves all sums
-    norm, left = torch.linalg.vector_norm(now, dim=-1), scratch.abs_().sum(-1)
-    if previous is None:
-        none = torch.zeros_like(norm)
-        return residual, torch.stack([norm, none, none, left, none, none], -1)
-    before = previous.to(dtype)
-    previous_norm = torch.linalg.vector_norm(before, dim=-1)
-    product = torch.mul(now, before, out=scratch).sum(-1)
-    change = torch.sub(now, before, out=scratch).abs_().sum(-1)
-    total = torch.abs(before, out=scratch).sum(-1)
-    return residual, torch.stack([norm, previous_norm, product, left, change, total], -1)
+    now, scratch = residual.to(dtype), None
+
+    def total(terms: Callable[..., torch.Tensor], *given: torch.Tensor) -> torch.Tensor:
+        """Sum of the terms over the channels; one temporary serves all sums."""
+        nonlocal scratch
+        scratch = terms(*given, out=scratch)
+        return scratch.sum(-1)
+
+    ways: dict[str, Callable[[], torch.Tensor]] = {
+        "norm": lambda: torch.linalg.vector_norm(now, dim=-1),
+        "leaving": lambda: total(torch.abs, leaving.to(dtype)),
+    }
+    if previous is not None:
+        before = previous.to(dtype)
+        ways["previous_norm"] = lambda: torch.linalg.vector_norm(before, dim=-1)
+        ways["product"] = lambda: total(torch.mul, now, before)
+        ways["change"] = lambda: total(_distance, now, before)
+        ways["previous"] = lambda: total(torch.abs, before)
+    names = [name for name, asked in zip(Statistics._fields, wanted or [True] * COUNT, strict=True) if asked]
+    sums = now.new_full((*now.shape[:-1], COUNT), math.nan)
+    for name in names:
+        sums[..., Statistics._fields.index(name)] = ways[name]() if name in ways else 0
+    return residual, sums
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None) -> torch.Tensor:
+    return torch.sub(a, b, out=out).abs_()
 
 
 def _fake(
-    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None
+    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None, wanted: Sequence[bool] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     dtype = torch.promote_types(entering.dtype, leaving.dtype)
     sums = leaving.new_empty((*leaving.shape[:-1], COUNT), dtype=torch.promote_types(dtype, torch.float32))
@@ -101,11 +119,11 @@ if triton is not None:
 
 
 def _launch(
-    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None
+    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None, wanted: Sequence[bool] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     residual, sums = _fake(entering, leaving, previous)
     if residual.dtype == torch.float64:
-        return _reference(entering, leaving, previous)
+        return _reference(entering, leaving, previous, wanted)
     columns = residual.shape[-1]
     rows = residual.numel() // max(columns, 1)
     if not rows:
@@ -122,7 +140,7 @@ def _launch(
 
 _operation = register(
     "capture",
-    "(Tensor entering, Tensor leaving, Tensor? previous) -> (Tensor, Tensor)",
+    "(Tensor entering, Tensor leaving, Tensor? previous, bool[]? wanted=None) -> (Tensor, Tensor)",
     _reference,
     _fake,
     _launch if triton is not None else None,
@@ -130,7 +148,10 @@ _operation = register(
 
 
 def capture(
-    entering: torch.Tensor, leaving: torch.Tensor, previous: torch.Tensor | None = None
+    entering: torch.Tensor,
+    leaving: torch.Tensor,
+    previous: torch.Tensor | None = None,
+    sums: Sequence[str] = Statistics._fields,
 ) -> tuple[torch.Tensor, Statistics]:
     """What a site added, and how it compares with what it added before, in one pass.
 
@@ -138,15 +159,22 @@ def capture(
         entering: what entered the site, [..., C].
         leaving: what left it, of the same shape.
         previous: the residual to compare with, of the same shape; None if there is none yet, which saves its pass.
+        sums: names of the statistics that are needed. The kernel has them all for nothing; the reference saves the
+            passes of the others, and leaves NaN in their place.
 
     Returns:
         The residual ``leaving - entering`` [..., C], contiguous, and its statistics, each [...] in fp32 (fp64 of fp64).
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: the shapes differ, or there is no such statistic.
         RuntimeError: a gradient is asked for.
     """
     same_shape("capture", leaving, [entering, previous], "tensors")
     refuse_gradients("capture", [entering, leaving, previous])
-    residual, sums = _operation(entering, leaving, previous)
-    return residual, Statistics(*sums.unbind(-1))
+    unknown = set(sums).difference(Statistics._fields)
+    if unknown:
+        raise ValueError(
+            f"capture got sums {sorted(unknown)}; allowed: {', '.join(Statistics._fields)}. Leave them out for all."
+        )
+    residual, found = _operation(entering, leaving, previous, [name in sums for name in Statistics._fields])
+    return residual, Statistics(*found.unbind(-1))

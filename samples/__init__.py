@@ -9,18 +9,29 @@ flat background::
     pipe = DiffusionPipeline.from_pretrained(sample_path("image"))
     image = pipe(prompts("image")[0], num_inference_steps=28).images[0]
 
-``text`` is a masked diffusion language model (transformers ``EuroBertForMaskedLM``) that does sums and writes out how::
+``video`` is a causal text-to-video pipeline (diffusers ``WanPipeline``, 32x32 pixels) in which one coloured shape moves
+and bounces, for as long as you like::
+
+    import cachedit
+    from cachedit.samples import call_options
+
+    pipe = DiffusionPipeline.from_pretrained(sample_path("video"))
+    pipe = cachedit.wrap(pipe, "rolling-kv", preset="longlive", rope="sink_shift")
+    frames = pipe(prompts("video")[0], **call_options("video")).frames[0]
+
+``text`` is a masked diffusion language model (transformers ``EuroBertForMaskedLM``) that writes a text in a cipher::
 
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
     model = AutoModelForMaskedLM.from_pretrained(sample_path("text"))
     tokenizer = AutoTokenizer.from_pretrained(sample_path("text"))
     question = tokenizer(prompts("text")[0], return_tensors="pt").input_ids
-    answer = cachedit.generate(model, question, "fast-dllm", gen_length=96, block_length=16)
+    answer = cachedit.generate(model, question, "fast-dllm", **call_options("text"))
     print(tokenizer.decode(answer[0], skip_special_tokens=True))
 """
 
 from pathlib import Path
+from typing import Any
 
 _PROMPTS = {
     "image": [
@@ -33,16 +44,31 @@ _PROMPTS = {
         "a small red heart on a dark green background at the bottom left",
         "a small cyan ring on a black background at the top right",
     ],
-    "text": [
-        "30; a - 2; b - 5; c + 9; d + 7; e - 3; f + 3; g + 2; h - 4; i - 4; j - 7",
-        "24; a - 6; b + 9; c + 2; d + 9; e + 7; f + 6; g - 1; h - 6; i + 2; j - 6",
-        "44; a - 2; b - 5; c + 1; d + 6; e - 4; f + 6; g - 5; h - 5",
-        "28; a + 1; b + 9; c + 8; d + 8; e - 2; f + 9; g + 2; h - 3; i - 4",
-        "82; a + 7; b + 8; c - 6; d - 2; e - 7; f + 8; g + 7; h - 5; i - 3; j - 9",
-        "39; a + 4; b - 8; c + 7; d + 5; e + 9; f + 6",
-        "77; a - 8; b - 3; c + 8; d + 8; e + 4; f - 1; g + 6; h - 1; i - 2; j + 4",
-        "78; a - 4; b - 1; c + 6; d + 9; e + 6; f - 4; g + 4",
+    "video": [
+        "a red star moves to the right and bounces",
+        "a blue circle moves up and bounces",
+        "a green square moves to the left and bounces",
+        "a yellow triangle moves down and bounces",
+        "a purple star moves up and bounces",
+        "a cyan circle moves to the right and bounces",
+        "a red square moves down and bounces",
+        "a green triangle moves to the left and bounces",
     ],
+    "text": [
+        "a=f; attack at dawn by the old bridge before they see",
+        "a=f; a lighthouse keeper never forgets the light here",
+        "a=l; we hide the gold below the third stone of stairs",
+        "a=n; send more coffee to the north gate before sunset",
+        "a=v; do not trust the man who wears a green scarf now",
+        "a=d; the quick brown fox jumps over the lazy dog once",
+        "a=d; my sister sails home when the winter storms stop",
+        "a=r; she wrote the answer on the back of the postcard",
+    ],
+}
+_CALL_OPTIONS: dict[str, dict[str, Any]] = {
+    "image": {},
+    "video": {"height": 32, "width": 32, "num_frames": 48},
+    "text": {"gen_length": 48, "block_length": 16},
 }
 
 
@@ -50,7 +76,7 @@ def sample_path(name: str = "image") -> Path:
     """The folder of a sample model, for ``from_pretrained``.
 
     Args:
-        name: which sample: "image" or "text".
+        name: which sample: "image", "video" or "text".
 
     Raises:
         ValueError: no sample has that name.
@@ -60,16 +86,31 @@ def sample_path(name: str = "image") -> Path:
 
 
 def prompts(name: str = "image") -> list[str]:
-    """Eight prompts to show a sample model with; half of them ask for what it was not trained on.
+    """Eight prompts to show a sample model with.
+
+    Half of those of the image and the text model ask for what it was not trained on.
 
     Args:
-        name: which sample: "image" or "text".
+        name: which sample: "image", "video" or "text".
 
     Raises:
         ValueError: no sample has that name.
     """
     _check(name)
     return list(_PROMPTS[name])
+
+
+def call_options(name: str = "image") -> dict[str, Any]:
+    """Arguments of the pipeline's call that a sample model needs besides a prompt, such as the size of its frames.
+
+    Args:
+        name: which sample: "image", "video" or "text".
+
+    Raises:
+        ValueError: no sample has that name.
+    """
+    _check(name)
+    return dict(_CALL_OPTIONS[name])
 
 
 def _check(name: str) -> None:

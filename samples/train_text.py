@@ -1,8 +1,8 @@
-"""Trains the sample text model ``samples/text`` from nothing, on one CPU core in about half an hour.
+"""Trains the sample text model ``samples/text`` from nothing, on one CPU core in a few minutes.
 
 Run from the repository root; training resumes from its checkpoint::
 
-    python -m cachedit.samples.train_text train --minutes 28
+    python -m cachedit.samples.train_text train --minutes 8
     python -m cachedit.samples.train_text export
     python -m cachedit.samples.train_text evaluate
 
@@ -22,22 +22,22 @@ import torch
 from transformers import AutoModelForMaskedLM, AutoTokenizer, EuroBertForMaskedLM, PreTrainedTokenizerFast
 
 from . import sample_path
-from .ledgers import FEWEST, MOST, draw_ledgers
+from .ciphers import draw_ciphers
 from .text_accuracy import exact_match, stale_agreement, write
 from .text_model import ANSWER_TOKENS, BLOCK_TOKENS, build_model, build_tokenizer, encode
 from .training import Budget, Trainer, read_checkpoint
 
 BLIND = 0.5  # share of the steps in which the prompt does not see the answer
-DEFAULT_MINUTES = 28.0
+DEFAULT_MINUTES = 8.0
 
 
 class Masking:
-    """Batches of ledgers with masked answers, and the loss on them.
+    """Batches of ciphers with masked answers, and the loss on them.
 
     Args:
         model: to be trained.
         tokenizer: of the model.
-        batch: ledgers per step; all of a step have as many lines, so that none is padded.
+        batch: ciphers per step.
     """
 
     def __init__(self, model: EuroBertForMaskedLM, tokenizer: PreTrainedTokenizerFast, batch: int) -> None:
@@ -45,8 +45,7 @@ class Masking:
 
     def loss(self, generator: torch.Generator) -> torch.Tensor:
         """Mean cross entropy of the masked tokens of a new batch."""
-        lines = int(torch.randint(FEWEST, MOST + 1, (), generator=generator))
-        tokens, prompt = encode(self.tokenizer, draw_ledgers(self.batch, generator, lines))
+        tokens, prompt = encode(self.tokenizer, draw_ciphers(self.batch, generator))
         masked = torch.zeros_like(tokens, dtype=torch.bool)  # [batch, S]
         masked[:, prompt:] = draw_masks(self.batch, generator)
         visible = None
@@ -61,7 +60,7 @@ class Masking:
 
 
 def draw_masks(count: int, generator: torch.Generator) -> torch.Tensor:
-    """Which answer tokens are masked, ``[count, 96]``: at least one of each row.
+    """Which answer tokens are masked, ``[count, 48]``: at least one of each row.
 
     Half of the rows are masked at random. The others are as a decoder meets them that goes block by block: all before a
     block is visible, all after it masked.
@@ -82,8 +81,8 @@ def train(folder: Path, budget: Budget, seed: int, batch: int) -> None:
     Args:
         folder: the training folder.
         budget: how long.
-        seed: of the weights, the ledgers and the masks.
-        batch: ledgers per step.
+        seed: of the weights, the ciphers and the masks.
+        batch: ciphers per step.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = build_tokenizer()
@@ -95,8 +94,8 @@ def train(folder: Path, budget: Budget, seed: int, batch: int) -> None:
         Masking(model, tokenizer, batch).loss,
         folder / "text.pt",
         budget,
-        peak=2e-3,
-        average=0.998,
+        peak=1.5e-3,
+        average=0.99,
         decay_from=0.6,
         seed=seed,
         every=50,
@@ -133,17 +132,17 @@ def load(path: Path) -> tuple[EuroBertForMaskedLM, PreTrainedTokenizerFast]:
 
 
 def evaluate(path: Path, count: int, seed: int = 0) -> None:
-    """Prints exact match on training and on held-out ledgers, and whether the model bears a cached prompt."""
+    """Prints exact match on training and on held-out ciphers, and whether the model bears a cached prompt."""
     model, tokenizer = load(path)
     generator = torch.Generator().manual_seed(seed)
     for label, held in (("trained", False), ("held out", True)):
-        ledgers = draw_ledgers(count, generator, held=held)
+        ciphers = draw_ciphers(count, generator, held=held)
         found = {
-            "exact_match": exact_match(write(model, tokenizer, ledgers), ledgers),
-            "stale_agreement": stale_agreement(model, tokenizer, ledgers, generator),
+            "exact_match": exact_match(write(model, tokenizer, ciphers), ciphers),
+            "stale_agreement": stale_agreement(model, tokenizer, ciphers, generator),
         }
         rounded = {name: round(value, 4) for name, value in found.items()}
-        print(json.dumps({"ledgers": label, "count": count} | rounded), flush=True)
+        print(json.dumps({"ciphers": label, "count": count} | rounded), flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -157,8 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     length.add_argument(
         "--minutes", type=float, help=f"train for this many minutes in all (default: {DEFAULT_MINUTES})"
     )
-    parser.add_argument("--batch", type=int, default=24, help="ledgers per step (default: %(default)s)")
-    parser.add_argument("--count", type=int, default=256, help="ledgers to evaluate per row (default: %(default)s)")
+    parser.add_argument("--batch", type=int, default=16, help="ciphers per step (default: %(default)s)")
+    parser.add_argument("--count", type=int, default=256, help="ciphers to evaluate per row (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""What the training of the sample models shares: budget, learning rate, loop, log and checkpoints."""
+"""What the training stages of the sample models share: budget, learning rate, loop, log and checkpoints."""
 
 import json
 import os
@@ -48,7 +48,7 @@ def learning_rate(peak: float, budget: Budget, warm_up: int, decay_from: float) 
 
 
 class Trainer:
-    """The loop that all training shares: budget, learning rate, averaged weights, log, resumable checkpoint.
+    """The loop all stages share: budget, learning rate, averaged weights, log, resumable checkpoint.
 
     Args:
         modules: what is trained, by name.
@@ -85,6 +85,7 @@ class Trainer:
         }
         self.averaged = {key: parameter.detach().clone() for key, parameter in self.parameters.items()}
         self.optimizer = torch.optim.AdamW(self.parameters.values(), peak, betas=(0.9, 0.99), weight_decay=0.01)
+        path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             self._resume()
 
@@ -166,7 +167,7 @@ def read_checkpoint(path: Path, stage: str, script: str = "train_image") -> dict
     Args:
         path: the file.
         stage: which one writes it, for the message.
-        script: whose stage it is, likewise.
+        script: whose stage that is.
 
     Raises:
         FileNotFoundError: the stage has not run.

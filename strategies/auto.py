@@ -62,6 +62,7 @@ class Auto(FeatureStrategy):
         "indicator_polynomial",
     )
     needs_schedule: ClassVar[bool] = True
+    needs_response: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         """Refuse impossible values.

@@ -13,7 +13,7 @@ from cachedit.text.strategy import StepPlan, TextStrategy
 
 
 @dataclass(frozen=True)
-class DKVCache(TextStrategy):
+class DkvCache(TextStrategy):
     """Keep a decided token's keys and values once they are computed with its final id (arXiv 2505.15781).
 
     A token that was decided at a step is computed at the next one and then read from the cache.

@@ -37,7 +37,7 @@ def interpreted() -> Iterator[None]:
 
     What a launcher allocates is full of NaN, so that nothing it forgets to write goes unnoticed.
     """
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, _language_kept():
         patch.setenv("TRITON_INTERPRET", "1")
         patch.setattr(InterpreterBuilder, "create_dot", _dot)
         for module in (*map(file, FILES), triton.language, standard):
@@ -50,6 +50,21 @@ def interpreted() -> Iterator[None]:
                 yield
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def _language_kept() -> Iterator[None]:
+    """Undo what the interpreter leaves of itself in Triton's language, which no compiler understands."""
+    core = triton.language.core
+    owners = (triton.language, core, triton.language.math, standard, core.tensor, core.dtype, core.condition)
+    kept = [(owner, dict(vars(owner))) for owner in (*owners, core.tensor_descriptor_base)]
+    try:
+        yield
+    finally:
+        for owner, members in kept:
+            for name, value in members.items():
+                if vars(owner)[name] is not value:
+                    setattr(owner, name, value)
 
 
 _plain_dot = InterpreterBuilder.create_dot

@@ -197,6 +197,53 @@ class TestImage:
         other.close()
 
 
+class TestVideo:
+    def test_a_video_appears_chunk_by_chunk(self, page: Any, visit: Visit) -> None:
+        open_tab(page, "Video")
+        frames = page.get_by_role("tabpanel").locator("visible=true").get_by_label("number input for Frames")
+        frames.fill("36")
+        frames.press("Tab")
+        start(page, "video")
+        result = page.locator("#video-result")
+        result.get_by_role("img", name=re.compile("the newest frame, number")).wait_for()
+        assert ended(page, "video").startswith("Done in")
+        film = result.get_by_role("img", name="the video, 36 frames")
+        assert film.evaluate("one => one.naturalWidth") == 32
+        stills = result.get_by_role("list", name="Last frame of every chunk").get_by_role("listitem")
+        assert stills.count() == 12
+        assert "12 latent frames, 3 of them sink" in result.inner_text()
+        assert result.get_by_role("region", name="Chunks").get_by_role("row").count() == 9
+        shots(page, "video", visit.folder / "shots")
+
+    def test_the_prompt_changes_while_it_runs(self, page: Any, visit: Visit) -> None:
+        frames = page.get_by_role("tabpanel").locator("visible=true").get_by_label("number input for Frames")
+        frames.fill("480")
+        frames.press("Tab")
+        start(page, "video")
+        result = page.locator("#video-result")
+        result.get_by_role("img", name="chunk 3", exact=True).wait_for()
+        page.fill("#video-prompt textarea", "a blue circle moves up and bounces")
+        page.click("#video-change")
+        page.locator("#video-told").get_by_text("From the next chunk on: a blue circle").wait_for()
+        result.locator("q", has_text="a blue circle moves up").wait_for()
+        assert result.locator("q").first.inner_text().startswith("a red star")
+        shots(page, "video-prompt", visit.folder / "shots")
+        page.click("#video-cancel")
+        assert ended(page, "video") == "Cancelled."
+
+    def test_without_a_run_there_is_nothing_to_change(self, page: Any) -> None:
+        page.click("#video-change")
+        page.locator("#video-told").get_by_text("nothing is under way").wait_for()
+
+    def test_a_window_that_is_too_small_is_told_in_words(self, page: Any) -> None:
+        window = page.locator("#video-options").get_by_label("window")
+        window.fill("2")
+        window.press("Tab")
+        assert "got a window of 2 frames with a sink of 3" in run(page, "video")
+        window.fill("")
+        window.press("Tab")
+
+
 class TestCalibrateAndAuto:
     def test_a_profile_with_its_plot_and_its_file(self, page: Any, visit: Visit, tmp_path: Path) -> None:
         open_tab(page, "Calibrate")

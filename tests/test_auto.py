@@ -241,6 +241,9 @@ def test_speedups_by_hand() -> None:
     frontier = Frontier(points((12, 6, 1.0, {})), 0.1, 2.0)
     assert frontier.speedup(12, 6) == pytest.approx(14 / 8.6)
     assert frontier.speedup(12, 12) == 1.0
+    keeping = Frontier(points((12, 6, 1.0, {})), 0.1, 2.0, 0.2)
+    assert keeping.speedup(12, 6) == pytest.approx(14 / 9.8)
+    assert keeping.speedup(12, 12) == 1.0  # nothing is kept
 
 
 # -- plans ------------------------------------------------------------------------------------------------------------
@@ -460,14 +463,17 @@ def drifting(steps: int = 40) -> Profile:
     """Features that turn with the noise level, faster where there is less noise."""
     levels = evenly(steps)
     features = np.array([[math.cos(4 * (1 - s) ** 2), math.sin(4 * (1 - s) ** 2), 1 + s] for s in levels])
-    return profile_of(features, [0.1] * steps, levels)
+    profile = profile_of(features, [0.1] * steps, levels)
+    profile.arrays["response"] = {"all": [-1 / steps] * steps}  # Euler's
+    return profile
 
 
 def schedule_of(record: cachedit.Run) -> Schedule:
     """The noise schedule of the steps that a run made."""
     steps = {step.index: step for step in record.steps}.values()
     timesteps, sigmas = zip(*((step.timestep, step.sigma) for step in steps), strict=True)
-    return Schedule(len(steps), timesteps, sigmas)
+    assert record.response is not None
+    return Schedule(len(steps), timesteps, sigmas, tuple(record.response[record.steps[0].index :]))
 
 
 @pytest.mark.parametrize(

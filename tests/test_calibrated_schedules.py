@@ -416,8 +416,8 @@ class Sampler:
         return (x,)
 
 
-@pytest.mark.parametrize(("runs", "tried"), [(25, range(1, 10)), (4, [1, 4, 7, 9])])
-def test_amplification_by_hand(monkeypatch: pytest.MonkeyPatch, runs: int, tried: Sequence[int]) -> None:
+@pytest.mark.parametrize(("runs", "tried"), [(50, [range(1, 10)] * 3), (9, [(1, 4, 7), (2, 5, 8), (3, 6, 9)])])
+def test_amplification_by_hand(monkeypatch: pytest.MonkeyPatch, runs: int, tried: list[Sequence[int]]) -> None:
     """Reusing r_{t-1} moves the sample by (r_t - r_{t-1}) / T; over |r_t - r_{t-1}| / |r_t| that is |r_t| / T.
 
     So it is in means as in root mean squares: 1.5 and sqrt(2.5) of the first of the two channels.
@@ -432,12 +432,22 @@ def test_amplification_by_hand(monkeypatch: pytest.MonkeyPatch, runs: int, tried
         progress=lambda *now: told.append(now),
     )
     for name, share in (("amplification", 1.5), ("sensitivity", 2.5**0.5)):
-        wanted = np.interp(range(10), list(tried), [share * (1 + t / 10) ** 2 / 10 for t in tried])
-        np.testing.assert_allclose(profile.arrays[name]["all"], wanted, rtol=1e-4)
-    total = 3 * 10 + 2 * 10 * len(tried)  # two prompts are run again
+        logarithms = [np.interp(range(10), t, np.log(share * (1 + np.array(t) / 10) ** 2 / 10)) for t in tried]
+        np.testing.assert_allclose(profile.arrays[name]["all"], np.exp(np.mean(logarithms, axis=0)), rtol=1e-4)
+    assert profile.arrays["response"]["all"] == pytest.approx([-0.1] * 10, rel=1e-4)
+    total = 3 * 10 + 10 * sum(map(len, tried))
     assert [now[:2] for now in told] == [(done, total) for done in range(10, total + 1, 10)]
     assert [now[2] for now in told[:5]] == ["a", "b", "c", "a", "b"]
-    assert [*profile.arrays] == ["residual_error", "amplification", "sensitivity"]
+    assert [*profile.arrays] == ["residual_error", "amplification", "sensitivity", "response"]
+
+
+def test_amplification_is_a_geometric_mean_over_prompts() -> None:
+    """One prompt's residual is four times another's, and so is what an error does to it: twice the smaller."""
+    four = Sampler(growing, lambda sigma: [4 * value for value in growing(sigma)])
+    found = calibrate(four, "lemica", prompts=["a", "b"], num_inference_steps=10).arrays
+    alone = calibrate(Sampler(growing), "lemica", prompts=["a"], num_inference_steps=10).arrays
+    for name in ("amplification", "sensitivity"):
+        np.testing.assert_allclose(found[name]["all"], 2 * np.array(alone[name]["all"]), rtol=1e-4)
 
 
 def test_costs_are_what_a_gap_changes_in_the_sample() -> None:

@@ -93,6 +93,18 @@ def test_equal_rows_may_share_a_slot() -> None:
     assert not cache.k[:, 0].any()
 
 
+@pytest.mark.parametrize("kept", [torch.float32, torch.int8], ids=str)
+def test_equal_rows_may_share_a_slot_in_the_kernel(interpreter: Any, kept: torch.dtype) -> None:
+    file, x = interpreter("rope_scatter_kv"), normal(1, 1, 2, 16).expand(1, 3, 2, 16)
+    ours, wanted = (KVCache.empty(1, 4, 2, 16, kept) for _ in range(2))
+    for write, cache in ((file._launch, ours), (file._reference, wanted)):
+        write(x, x, x, None, None, torch.tensor([[2, 2, 0]]), *cache, None, None, 1e-6, False)
+    for a, b in zip(ours, wanted, strict=True):
+        if a is not None and b is not None:
+            close(a, b)
+    assert not ours.k[:, [1, 3]].any()
+
+
 @dataclass
 class Write:
     """One case of the writing kernel: heads, key heads, channels, turned pairs."""

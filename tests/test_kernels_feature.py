@@ -152,6 +152,17 @@ def test_the_kernel_s_statistics_are_of_the_residual_that_is_kept(interpreter: A
     assert sums[0, [0, 4]].tolist() == [residual.item()] * 2
 
 
+def test_capture_makes_the_sums_that_are_asked_for() -> None:
+    entering, leaving, previous = several((2, 3, 5), 3, torch.float32)
+    _, every = capture(entering, leaving, previous)
+    for name in every._fields:
+        _, found = capture(entering, leaving, previous, [name])
+        assert getattr(found, name).equal(getattr(every, name))
+        assert all(x.isnan().all() for other, x in found._asdict().items() if other != name)
+    with pytest.raises(ValueError, match=r"capture got sums \['norms'\]; allowed: norm, previous_norm, product"):
+        capture(entering, leaving, previous, ["norms"])
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_capture_of_random_shapes_is_its_sums(seed: int) -> None:
     draw = random.Random(seed)

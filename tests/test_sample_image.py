@@ -130,10 +130,10 @@ class TestJudge:
 
 class TestShippedFiles:
     def test_unknown_sample_is_named_with_the_known_ones(self):
-        with pytest.raises(ValueError, match="'video'.*image"):
-            sample_path("video")
-        with pytest.raises(ValueError, match="'video'.*image"):
-            prompts("video")
+        with pytest.raises(ValueError, match="'sound'.*image"):
+            sample_path("sound")
+        with pytest.raises(ValueError, match="'sound'.*image"):
+            prompts("sound")
 
     def test_prompts_are_scenes_and_half_of_them_held_out(self):
         scenes = [Scene.parse(prompt) for prompt in prompts("image")]

@@ -3,18 +3,18 @@
 import pytest
 import torch
 
-from cachedit.samples import prompts, sample_path, train_text
-from cachedit.samples.ledgers import Ledger, draw_ledgers, exact, held_out
+from cachedit.samples import call_options, prompts, sample_path, train_text
+from cachedit.samples.ciphers import KEYS, Cipher, draw_ciphers, exact, held_out
 from cachedit.samples.text_accuracy import exact_match, stale_agreement, write
-from cachedit.samples.text_model import ANSWER_TOKENS, build_tokenizer, encode
+from cachedit.samples.text_model import ANSWER_TOKENS, BLOCK_TOKENS, build_tokenizer, encode
 
-EXAMPLE = Ledger(42, (7, -5, 8))
-PROMPT = "42\na + 7\nb - 5\nc + 8"
-ANSWER = "a 42 + 7 = 49\nb 49 - 5 = 44\nc 44 + 8 = 52"
+TEXT = "attack at dawn by the old bridge before they see"
+EXAMPLE = Cipher("f", TEXT)
+PROMPT, ANSWER = f"a=f\n{TEXT}", "fyyfhp fy ifbs gd ymj tqi gwnilj gjktwj ymjd xjj"
 
 
-def drawn(count: int, held: bool = True, seed: int = 0, lines: int | None = None) -> list[Ledger]:
-    return draw_ledgers(count, torch.Generator().manual_seed(seed), lines, held)
+def drawn(count: int, held: bool = True, seed: int = 0) -> list[Cipher]:
+    return draw_ciphers(count, torch.Generator().manual_seed(seed), held)
 
 
 @pytest.fixture(scope="module")
@@ -22,84 +22,79 @@ def model_and_tokenizer():
     return train_text.load(sample_path("text"))
 
 
-class TestLedgers:
+class TestCiphers:
     def test_prompt_and_answer(self):
-        assert EXAMPLE.results == [49, 44, 52]
         assert EXAMPLE.prompt == PROMPT
         assert EXAMPLE.answer == ANSWER
+        assert Cipher("n", Cipher("n", TEXT).answer).answer == TEXT  # halfway round, twice
 
-    @pytest.mark.parametrize("text", [PROMPT, PROMPT.replace("\n", "; "), "42;a+7;b-5;c+8;", f"\n{PROMPT}\n"])
+    @pytest.mark.parametrize("text", [PROMPT, PROMPT.replace("\n", "; "), PROMPT.upper(), f"\n{PROMPT}\n"])
     def test_parse_takes_lines_and_semicolons(self, text):
-        assert Ledger.parse(text) == EXAMPLE
+        assert Cipher.parse(text) == EXAMPLE
 
     @pytest.mark.parametrize(
         ("prompt", "message"),
         [
             ("", "the form is"),
-            ("42", "the form is"),
-            ("42; a + 7; c - 5; b + 8", "labels in order"),
-            ("42; a + 0; b - 5; c + 8", "the form is"),
-            ("42; a + 12; b - 5; c + 8", "the form is"),
-            ("42; a + 7; b - 5", "got 2 changes; allowed: 3 to 10"),
-            ("95; a + 7; b - 5; c + 8", "comes to 102; allowed: 10 to 99"),
-            ("05; a + 7; b - 5; c + 8", "comes to 5; allowed: 10 to 99"),
+            (TEXT, "the form is"),
+            (f"b=f; {TEXT}", "the form is"),
+            (f"a=f; {TEXT[:-1]}!", "the form is"),
+            (f"a=e; {TEXT}", "got the key 'e'; allowed: one of d, f, l, n, r, v"),
+            (f"a=f; {TEXT[:-1]}", "got a text of 47 characters; allowed: 48"),
         ],
     )
     def test_parse_tells_what_is_wrong(self, prompt, message):
         with pytest.raises(ValueError, match=message):
-            Ledger.parse(prompt)
+            Cipher.parse(prompt)
 
     def test_drawing_is_seeded_and_keeps_the_sets_apart(self):
         known, unknown = drawn(200, held=False), drawn(200)
         assert known == drawn(200, held=False)
         assert not any(map(held_out, known))
         assert all(map(held_out, unknown))
-        assert {len(ledger.changes) for ledger in unknown} == set(range(3, 11))
-        assert {len(ledger.changes) for ledger in drawn(20, lines=4)} == {4}
+        assert {cipher.key for cipher in known} == set(KEYS)
+        assert all(len(word) > 1 for cipher in known for word in cipher.text.split())
 
-    def test_exact_minds_digits_and_not_white_space(self):
+    def test_exact_minds_every_letter(self):
         assert exact(ANSWER, EXAMPLE)
-        assert exact(ANSWER.replace(" ", "") + " ", EXAMPLE)
-        assert not exact(ANSWER.replace("44", "43"), EXAMPLE)
-        assert not exact(ANSWER + "\n", EXAMPLE)
+        assert exact(ANSWER + " ", EXAMPLE)
+        assert not exact(ANSWER.replace("h", "i"), EXAMPLE)
+        assert not exact(ANSWER.replace(" ", ""), EXAMPLE)
         assert not exact("", EXAMPLE)
 
 
 class TestTokenizer:
     def test_a_token_per_character(self):
         tokenizer = build_tokenizer()
-        tokens = tokenizer.convert_ids_to_tokens(tokenizer(PROMPT).input_ids)
-        assert tokens == ["<bos>", *"42;a+7;b-5;c+8", "<answer>"]
-        assert tokenizer(PROMPT.replace("\n", ";")).input_ids == tokenizer(PROMPT.upper()).input_ids
-        assert tokenizer("42 ?").input_ids[3] == tokenizer.unk_token_id
+        tokens = tokenizer.convert_ids_to_tokens(tokenizer("a=f\nby x").input_ids)
+        assert tokens == ["<bos>", *"a=f;by x", "<answer>"]
+        assert tokenizer(PROMPT.replace("\n", "; ")).input_ids == tokenizer(PROMPT).input_ids
+        assert tokenizer("a ?").input_ids[3] == tokenizer.unk_token_id
 
     def test_texts_come_back_as_they_were(self):
         tokenizer = build_tokenizer()
         for text in (PROMPT, ANSWER):
             assert tokenizer.decode(tokenizer(text).input_ids, skip_special_tokens=True) == text
 
-    def test_lengths_and_filling(self):
-        tokenizer = build_tokenizer()
-        tokens, prompt = encode(tokenizer, drawn(2, lines=10))
-        assert (tokens.shape, prompt) == ((2, 44 + ANSWER_TOKENS), 44)
-        assert (tokens == tokenizer.eos_token_id).sum(1).tolist() == [96 - 89] * 2
-        padded = tokenizer([PROMPT, drawn(1, lines=10)[0].prompt], padding=True)
-        assert padded.attention_mask[0] == [0] * 28 + [1] * 16
+    def test_lengths(self):
+        tokens, prompt = encode(build_tokenizer(), drawn(2))
+        assert (tokens.shape, prompt) == ((2, 102), 54)
+        assert call_options("text") == {"gen_length": ANSWER_TOKENS, "block_length": BLOCK_TOKENS}
 
     def test_the_shipped_one_is_the_one_that_is_built(self, model_and_tokenizer):
         built, shipped = build_tokenizer(), model_and_tokenizer[1]
-        for ledger in drawn(20):
-            assert shipped(ledger.prompt).input_ids == built(ledger.prompt).input_ids
+        for cipher in drawn(20):
+            assert shipped(cipher.prompt).input_ids == built(cipher.prompt).input_ids
         assert shipped.decode(shipped(ANSWER).input_ids, skip_special_tokens=True) == ANSWER
         names = ("pad", "bos", "eos", "mask")
         assert [getattr(shipped, f"{name}_token_id") for name in names] == [0, 1, 2, 3]
 
 
 class TestShippedFiles:
-    def test_prompts_are_ledgers_and_half_of_them_held_out(self):
-        ledgers = [Ledger.parse(prompt) for prompt in prompts("text")]
-        assert len(set(ledgers)) == 8
-        assert sum(map(held_out, ledgers)) == 4
+    def test_prompts_are_ciphers_and_half_of_them_held_out(self):
+        ciphers = [Cipher.parse(prompt) for prompt in prompts("text")]
+        assert len(set(ciphers)) == 8
+        assert sum(map(held_out, ciphers)) == 4
 
     def test_weights_are_small_and_load_in_float32(self, model_and_tokenizer):
         model, tokenizer = model_and_tokenizer
@@ -115,18 +110,18 @@ class TestShippedFiles:
 class TestModel:
     def test_every_token_sees_every_other(self, model_and_tokenizer):
         model, tokenizer = model_and_tokenizer
-        tokens, prompt = encode(tokenizer, [EXAMPLE])
+        tokens, _ = encode(tokenizer, [EXAMPLE])
         other = tokens.clone()
         other[0, -1] = tokenizer.mask_token_id
         with torch.no_grad():
             states = [model.model(ids).last_hidden_state[0, 0] for ids in (tokens, other)]
         assert not torch.equal(*states)
 
-    def test_does_the_sums(self, model_and_tokenizer):
+    def test_writes_in_the_cipher(self, model_and_tokenizer):
         model, tokenizer = model_and_tokenizer
         assert write(model, tokenizer, [EXAMPLE]) == [ANSWER]
-        ledgers = drawn(32, seed=1)
-        assert exact_match(write(model, tokenizer, ledgers), ledgers) >= 0.9  # 0.95 or more of 256
+        ciphers = drawn(32, seed=1)
+        assert exact_match(write(model, tokenizer, ciphers), ciphers) >= 0.9  # 0.95 or more of 256
 
     def test_bears_a_cached_prompt(self, model_and_tokenizer):
         model, tokenizer = model_and_tokenizer
@@ -166,6 +161,6 @@ class TestTraining:
         assert "at step 1" in capsys.readouterr().out  # resumed
         stage("export")
         stage("evaluate", "--count", "2")
-        assert '"ledgers": "held out", "count": 2' in capsys.readouterr().out
+        assert '"ciphers": "held out", "count": 2' in capsys.readouterr().out
         model, _ = train_text.load(tmp_path / "text")
         assert model.dtype == torch.float32

@@ -30,18 +30,18 @@ def test_two_ranks_make_the_profile_of_one_and_share_its_runs(seen: list[dict[st
     for name in STRATEGIES:
         alone = calibrated(name)
         assert [rank["profiles"][name] == alone for rank in seen] == [True, True], name
-    # Three prompts are watched by two and one at every stage; then 8 steps of two prompts, or two runs of every prompt.
-    wanted = {"lemica": (2 + 8, 1 + 8), "ertacache": (6 + 3, 3 + 3), "cachequant": (4 + 3, 2 + 3), "hyca": (2, 1)}
+    # Three prompts are watched by two and one at every stage; then 8 steps of each, or two runs of every prompt.
+    wanted = {"lemica": (2 + 12, 1 + 12), "ertacache": (6 + 3, 3 + 3), "cachequant": (4 + 3, 2 + 3), "hyca": (2, 1)}
     assert {name: tuple(rank["runs"][name] for rank in seen) for name in STRATEGIES} == wanted
 
 
 def test_the_main_process_tells_the_progress_of_all(seen: list[dict[str, Any]]) -> None:
     main, other = (rank["told"] for rank in seen)
     assert other == []
-    totals = [9 * 19, 9 * 15, 9 * 12, 9 * 3]
+    totals = [9 * 27, 9 * 15, 9 * 12, 9 * 3]
     ends = [now for now, then in zip(main, [*main[1:], [0, 0]], strict=True) if then[0] < now[0]]
     assert ends == [[total, total] for total in totals]
-    assert main[:18] == [[done, totals[0]] for done in range(1, 10)] + [[18, 171]] + [
+    assert main[:18] == [[done, totals[0]] for done in range(1, 10)] + [[18, 243]] + [
         [done, totals[0]] for done in range(19, 27)
     ]
 

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import record_of
+from painter import contents
 from test_calibrated_schedules import Sampler, growing
 from test_demo import tiny_pipeline
+from test_threads_ranks import ranks
 
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
@@ -27,7 +29,8 @@ from cachedit.evaluate import sweep
 from cachedit.evaluate.compare import Configuration, compare, take
 from cachedit.evaluate.metrics import MetricUnavailable
 from cachedit.evaluate.panel import Metric
-from cachedit.evaluate.sweep import Sweep, _budgets, _promising, _summary, _times, measure_frontier
+from cachedit.evaluate.sweep import Sweep, _budgets, _promising, _summary, measure_frontier
+from cachedit.evaluate.time_shares import time_shares
 from cachedit.feature.attachment import find
 from cachedit.frontier import Frontier
 from cachedit.paths import CRITERIA
@@ -38,8 +41,9 @@ from cachedit.strategy import Stack
 
 STEPS = 10
 SIZE = {"height": 32, "width": 32}
-PROMPTS = ["red moon", "blue star", "red star"]
-OUTSIDE, REUSED = 3.0, 0.25  # of the made-up times
+PROMPTS = ["red moon", "blue star", "red star", "green moon"]
+OUTSIDE, REUSED, KEEPING = 3.0, 0.25, 0.05  # of the made-up times
+FEW_RUNS = {"BUDGETS": 2, "SCREENED": 1, "PROMISING": 1.01}
 SERVED = ("magcache", "lemica", "hyca", "teacache", "auto")
 
 
@@ -70,17 +74,16 @@ class Clockwork:
             raise KeyboardInterrupt
         take(target, configuration, shot, steps, options)
         self.taken.append((steps, str(configuration and configuration.strategy), shot.prompt))
-        nfe = steps if shot.run is None else shot.run.nfe
-        seconds = 0.01 * (OUTSIDE + nfe + REUSED * (steps - nfe)) * (7 if shot.prompt == PROMPTS[0] else 1)
-        shot.latencies[-1] = shot.processor[-1] = seconds
+        nfe, keeping = (steps, 0.0) if shot.run is None else (shot.run.nfe, KEEPING)
+        seconds = 0.01 * (OUTSIDE + nfe * (1 + keeping) + REUSED * (steps - nfe))
+        shot.latencies[-1] = shot.processor[-1] = seconds * (7 if shot.prompt == PROMPTS[1] else 1)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _few_runs() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep, "BUDGETS", 2)
-        patch.setattr(sweep, "SCREENED", 1)
-        patch.setattr(sweep, "PROMISING", 1.01)
+        for name, value in FEW_RUNS.items():
+            patch.setattr(sweep, name, value)
         yield
 
 
@@ -142,7 +145,8 @@ def test_what_a_frontier_holds(whole: Whole) -> None:
     assert table["nfe"] == [2, 7]  # gaps of 8 at most; 7 of 10 are no more than 75 %
     assert table["cost"][0] > table["cost"][1] > 0
     assert all(0 < value <= 1 for value in table["ssim"])
-    assert profile.provenance["frontier"] | {"device": ""} == {"prompts": 3, "seed": 40, "device": "", "threads": 1}
+    told = {"prompts": 3, "chosen_on": 1, "seed": 40, "device": "", "threads": 1}
+    assert profile.provenance["frontier"] | {"device": ""} == told
     assert profile.branches == calibrated().branches
     assert Profile.from_json(profile.to_json()).arrays == profile.arrays
     assert "frontier" not in calibrated().arrays  # what was given is as it was
@@ -153,12 +157,12 @@ def test_progress_ends_at_its_total(whole: Whole) -> None:
     assert [now[0] for now in whole.told] == sorted(now[0] for now in whole.told)
 
 
-def test_qualities_are_means_over_the_prompts_and_costs_those_of_the_solver(whole: Whole) -> None:
+def test_qualities_are_means_over_the_prompts_that_did_not_choose_and_costs_those_of_the_solver(whole: Whole) -> None:
     point = whole.frontier.near(STEPS)[0]
     predictor, criterion = [*PREDICTORS][point.predictor], [*CRITERIA][point.criterion]
     strategy = Auto(max_nfe=point.nfe, predictor=predictor, criterion=criterion)  # type: ignore[arg-type]
     configuration = Configuration(strategy, profile=whole.profile)
-    row = compare(pipe(), [configuration], PROMPTS, STEPS, seed=40, call_options=SIZE).rows[1]
+    row = compare(pipe(), [configuration], PROMPTS[1:], STEPS, seed=41, call_options=SIZE).rows[1]
     assert point.nfe == 7
     assert point.quality["psnr"] == pytest.approx(row.psnr, rel=1e-5)
     assert point.quality["ssim"] == pytest.approx(row.ssim, rel=1e-5)
@@ -173,13 +177,15 @@ def test_qualities_are_means_over_the_prompts_and_costs_those_of_the_solver(whol
 
 
 def test_speeds_are_medians_and_the_model_of_times_is_found_again(whole: Whole) -> None:
-    """Of three prompts one takes seven times as long throughout."""
+    """Of the three prompts that count one takes seven times as long throughout."""
     assert whole.profile.arrays["time"] == {
         "outside": [pytest.approx(OUTSIDE, rel=1e-4)],
         "reused": [pytest.approx(REUSED, rel=1e-4)],
+        "keeping": [pytest.approx(KEEPING, rel=1e-3)],
     }
     for nfe, speedup in zip(whole.table["nfe"], whole.table["speedup"], strict=True):
-        assert speedup == pytest.approx((OUTSIDE + STEPS) / (OUTSIDE + nfe + REUSED * (STEPS - nfe)), rel=1e-4)
+        taken = OUTSIDE + nfe * (1 + KEEPING) + REUSED * (STEPS - nfe)
+        assert speedup == pytest.approx((OUTSIDE + STEPS) / taken, rel=1e-4)
         assert whole.frontier.speedup(STEPS, int(nfe)) == pytest.approx(speedup, rel=1e-3)
 
 
@@ -189,27 +195,38 @@ def test_every_prompt_takes_turns_with_the_baseline_first(whole: Whole) -> None:
     assert [what.split("max_nfe=")[1].split(",")[0] for _, what in last[2:]] == ["2", "7"]
 
 
-def made_up(outside: float, computed: float, reused: float) -> dict[tuple[int, int], float]:
+def made_up(outside: float, computed: float, reused: float, keeping: float = 0.0) -> dict[tuple[int, int], float]:
     pairs = [(50, 50), (12, 12), *((50, nfe) for nfe in (7, 12, 20, 30))]
-    return {(steps, nfe): outside + computed * nfe + reused * (steps - nfe) for steps, nfe in pairs}
+    return {
+        (steps, nfe): outside + (computed + (keeping if nfe < steps else 0)) * nfe + reused * (steps - nfe)
+        for steps, nfe in pairs
+    }
 
 
 def test_the_time_model_by_hand() -> None:
-    assert _times(made_up(6.0, 2.0, 0.5)) == {"outside": [3.0], "reused": [0.25]}
-    assert _times(made_up(0.0, 2.0, 0.5)) == {"outside": [pytest.approx(0, abs=1e-9)], "reused": [0.25]}
+    found = time_shares(made_up(6.0, 2.0, 0.5, 0.1))
+    assert found == {"outside": [3.0], "reused": [0.25], "keeping": [0.05]}
+    nothing = [pytest.approx(0, abs=1e-9)]
+    assert time_shares(made_up(0.0, 2.0, 0.5)) == {"outside": nothing, "reused": [0.25], "keeping": nothing}
+
+
+def test_of_three_calls_keeping_is_not_told_from_computing() -> None:
+    """As of a run of five steps, which has one budget: what a computed step takes is then of all calls."""
+    seconds = {(5, 5): 13.0, (2, 2): 7.0, (5, 3): 10.0}
+    assert time_shares(seconds) == {"outside": [1.5], "reused": [0.25], "keeping": [0.0]}
 
 
 def test_times_that_would_come_out_negative_are_zero() -> None:
     """Outside of the steps a call takes -1: the rest must explain it, and no prediction is below zero."""
-    found = _times(made_up(-1.0, 2.0, 0.5))
+    found = time_shares(made_up(-1.0, 2.0, 0.5))
     assert found["outside"] == [0.0]
     assert 0 < found["reused"][0] < 0.25
-    assert _times(made_up(5.0, 2.0, -0.02))["reused"] == [0.0]
+    assert time_shares(made_up(5.0, 2.0, -0.02))["reused"] == [0.0]
 
 
 def test_times_that_do_not_grow_are_refused() -> None:
     with pytest.raises(ProfileError, match="does not grow with its computed steps; allowed: .* Measure the frontier"):
-        _times({(50, 50): 1.0, (12, 12): 5.0, (50, 10): 4.0})
+        time_shares({(50, 50): 1.0, (12, 12): 5.0, (50, 10): 4.0})
 
 
 def test_identical_pictures_are_left_out_of_psnr() -> None:
@@ -244,8 +261,8 @@ def test_budgets_and_what_is_promising(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupted_sweep_goes_on_where_it_stopped(
     whole: Whole, clockwork: Callable[..., Clockwork], tmp_path: Path
 ) -> None:
-    """The first prompt is done and the second is not; only the schedule is seen anew."""
-    fully = [prompt for *_, prompt in whole.runs].index(PROMPTS[1])
+    """The first prompt that counts is done and the second is not; only the schedule is seen anew."""
+    fully = [prompt for *_, prompt in whole.runs].index(PROMPTS[2])
     cut = clockwork(stop_after=fully + 2)
     with pytest.raises(KeyboardInterrupt):
         measured(checkpoint=tmp_path / "kept")
@@ -317,7 +334,7 @@ def test_a_metric_that_some_prompts_lack_is_left_out(
     clockwork()
     monkeypatch.setattr(sweep, "METRICS", with_lpips(lambda *_: (_ for _ in ()).throw(MetricUnavailable("none"))))
     monkeypatch.setattr(Sweep, "_quality", partly)
-    assert "lpips" not in measured(PROMPTS[:2]).arrays["frontier"]
+    assert "lpips" not in measured(PROMPTS[:3]).arrays["frontier"]
 
 
 def test_the_schedule_and_the_second_expert_are_read_off_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -341,6 +358,19 @@ def test_nothing_to_measure_is_refused() -> None:
             measure_frontier(pipe(), calibrated(), PROMPTS, steps)
 
 
+def test_two_processes_measure_the_frontier_of_one(whole: Whole) -> None:
+    """Both see the schedule; what is tried and what is measured is dealt out, each run made once."""
+    seen = ranks(Path(__file__).with_name("rank_frontier.py"), patience=240)
+    assert [rank["profile"] == contents(whole.profile) for rank in seen] == [True, True]
+    shared, alone = [tuple(run) for rank in seen for run in rank["runs"]], whole.runs
+    cached = [run for run in shared if run[1] != "None"]
+    assert sorted(cached) == sorted([alone[0], *(run for run in alone if run[1] != "None")])
+    assert {prompt for *_, prompt in seen[0]["runs"]} != {prompt for *_, prompt in seen[1]["runs"]}
+    main, other = (rank["told"] for rank in seen)
+    assert main[-1][0] == main[-1][1]
+    assert other == []
+
+
 # -- whom the profile serves ------------------------------------------------------------------------------------------
 
 
@@ -361,6 +391,7 @@ def test_what_is_measured_along() -> None:
     assert {*calibrated().arrays} == {
         "sensitivity",
         "amplification",
+        "response",
         "residual_distance",
         "residual_square",
         "magnitude_ratio",

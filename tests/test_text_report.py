@@ -27,7 +27,7 @@ from cachedit.samples import prompts, sample_path
 from cachedit.samples.text_model import build_model, build_tokenizer
 from cachedit.text import TextRun, TextStep
 
-PROMPT = "42; + 7 = __"  # 12 tokens with <bos> and <answer>
+PROMPT = "a=f; abcdef"  # 12 tokens with <bos> and <answer>
 CALL = {"gen_length": 8, "block_length": 4}
 DUAL = parse_configuration("fast-dllm:cache=dual,label=dual")
 DECODE = parse_configuration("dkv-cache:interval=1,label=always")
@@ -112,11 +112,11 @@ class TestExperiment:
         assert comparison.conditions["denoiser"] == "EuroBertForMaskedLM"
 
     def test_prompts_seeds_and_repeats(self, language: LanguageModel) -> None:
-        asked = [PROMPT, "9; - 1 = __"]
+        asked = [PROMPT, "a=d; b"]
         experiment = TextExperiment(
             language, [DUAL], asked, seeds=(3, 4), repeats=2, call_options={**CALL, "temperature": 5.0}
         )
-        assert experiment.expected_calls() == 2 * (1 + 2 * 4)
+        assert experiment.expected_calls == 2 * 2 * 4
         rows = experiment.run().rows
         assert [(answer.prompt, answer.seed) for answer in rows[0].answers] == [
             (asked[0], 3),
@@ -169,7 +169,7 @@ class TestReport:
     @pytest.fixture
     def report(self, language: LanguageModel, tmp_path: Path) -> Any:
         options = {"folder": tmp_path, "call_options": CALL, "conditions": {"command": "c"}}
-        return measure_text(language, [DUAL], [PROMPT, "9; - 1 = __"], **options)
+        return measure_text(language, [DUAL], [PROMPT, "a=d; b"], **options)
 
     def test_files(self, report: Any, language: LanguageModel, tmp_path: Path) -> None:
         assert report.write() == tmp_path / "report.html"
@@ -196,10 +196,10 @@ class TestReport:
         def cancelled() -> bool:
             nonlocal calls
             calls += 1
-            return calls > 60  # in the second prompt: a call asks 9 times, and two calls warm up
+            return calls > 40  # in the second prompt: a call asks 9 times, and two calls warm up
 
         options: dict[str, Any] = {"folder": tmp_path, "call_options": CALL}
-        asked = [PROMPT, "9; - 1 = __", "8; + 1 = __"]
+        asked = [PROMPT, "a=d; b", "a=r; c"]
         with pytest.raises(Cancelled):
             measure_text(language, [DUAL], asked, cancelled=cancelled, **options)
         assert not (tmp_path / "report.json").exists()
@@ -209,7 +209,7 @@ class TestReport:
         report = measure_text(
             language, [DUAL], asked, resume=True, progress=lambda done, total, text: told.append(done), **options
         )
-        assert told[0] == 2  # those of the first prompt were kept
+        assert (told[0], told[-1]) == (2, 6)  # those of the first prompt were kept
         assert [answer.prompt for answer in report.comparison.baseline.answers] == asked
         report.write()
         assert not (tmp_path / "unfinished").exists()
@@ -247,7 +247,7 @@ class TestLoading:
         assert not language.model.training
         assert next(language.model.parameters()).dtype == torch.float32
         assert language.encode(PROMPT).shape == (1, 12)
-        assert language.text(language.encode(PROMPT)[0]) == "42\n+ 7 = __"
+        assert language.text(language.encode(PROMPT)[0]) == "a=f\nabcdef"
         assert language.options() == {"mask_token_id": 3, "eos_token_id": 2}
 
     def test_folders(self, tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ class TestCommand:
         assert data["kind"] == "text"
         assert data["conditions"]["model"] == "the sample 'text' that comes with cachedit"
         assert data["conditions"]["call_options"] == {"gen_length": 16, "block_length": 16}
-        assert data["rows"][1]["text"]["tokens_per_step"] == (80 + 15 * 16) / 16
+        assert data["rows"][1]["text"]["tokens_per_step"] == (70 + 15 * 16) / 16
         assert data["rows"][1]["text"]["score"] == 0  # sixteen tokens are not enough
         assert (tmp_path / "report.html").exists()
 
@@ -323,8 +323,9 @@ class TestCommand:
         assert main(["report", *given, "-o", str(tmp_path / "r")]) == 2
         assert message in capsys.readouterr().err
 
-    def test_the_sample_is_judged_by_its_ledgers(self) -> None:
+    def test_the_sample_is_judged_by_its_ciphers(self) -> None:
         asked = prompts("text")[0]
-        assert score(asked, "+ 1 = 2") == 0.0
+        assert score(asked, "fyyfhp") == 0.0
+        assert score(asked, "fyyfhp fy ifbs gd ymj tqi gwnilj gjktwj ymjd xjj") == 1.0
         with pytest.raises(ValueError, match="the form is"):
             score("hello", "")

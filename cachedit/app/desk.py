@@ -48,6 +48,17 @@ class Desk:
         if job is not None:
             job.cancel()
 
+    def send(self, session: str, wish: Any) -> None:
+        """Leave a wish with what a session has under way.
+
+        Raises:
+            ValueError: nothing is.
+        """
+        job = self._jobs.get(session)
+        if job is None or not job.running:
+            raise ValueError("nothing is under way that could change. Start it first.")
+        job.send(wish)
+
     def close(self, session: str, job: Job) -> None:
         """Forget a job of a session, with what it returned; it is cancelled if it still runs."""
         job.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,14 +27,14 @@ class Status:
         text: what is done now.
         done, total: in units of the work; a total of 0 is not known.
         strip: one mark per step so far, of a cached run.
-        shown: what there is so far, as HTML; "" leaves on the page what is there.
+        part: what there is of the result so far, for work that shows it while it goes on.
     """
 
     text: str
     done: int = 0
     total: int = 0
     strip: str = ""
-    shown: str = ""
+    part: Any = None
 
 
 class Job:
@@ -47,6 +48,7 @@ class Job:
         self._work = work
         self._wanted = True
         self._status: Status | None = None
+        self._mail: deque[Any] = deque()
         self._outcome: tuple[Any, BaseException | None] | None = None
         self._changed = threading.Condition()
 
@@ -92,16 +94,25 @@ class Job:
         """Say that the work is not wanted any more; it ends when it next asks."""
         self._wanted = False
 
+    def send(self, wish: Any) -> None:
+        """Leave a wish with the work, such as another prompt; it takes notice when it next looks."""
+        self._mail.append(wish)
+
+    def mail(self) -> Iterator[Any]:
+        """The wishes that came since the work last looked."""
+        while self._mail:
+            yield self._mail.popleft()
+
     def check(self) -> None:
         """Raise Cancelled if the work is not wanted any more."""
         if not self._wanted:
             raise Cancelled
 
-    def tell(self, text: str, done: int = 0, total: int = 0, strip: str = "", shown: str = "") -> None:
+    def tell(self, text: str, done: int = 0, total: int = 0, strip: str = "", part: Any = None) -> None:
         """Tell how far the work is; see ``Status``. Raises Cancelled if it is not wanted any more."""
         self.check()
         with self._changed:
-            self._status = Status(text, done, total, strip, shown)
+            self._status = Status(text, done, total, strip, part)
             self._changed.notify_all()
 
     def _run(self) -> None:

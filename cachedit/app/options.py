@@ -16,10 +16,11 @@ from cachedit.evaluate.configuration import parse_options
 from cachedit.strategy import Strategy
 
 OPEN = "default"  # what a choice shows where the option is left at None
-Known = dict[str, dict[str, Any]]
-"""Strategy -> option -> value, of the controls that were touched."""
 SLIDERS = {"target_speedup": (1.0, 4.0, 0.05, 2.0)}
 """Field -> lowest, highest, step, and what None stands for: options that are nicer to pull than to type."""
+
+Known = dict[str, dict[str, Any]]
+"""Strategy -> option -> value, of the controls that were touched."""
 
 
 @dataclass(frozen=True)
@@ -114,11 +115,6 @@ def show_options(strategy: Any, values: Any, tab: str) -> None:
     """Controls for the options of the chosen strategy, made anew when another is chosen.
 
     What is typed is noted in the state of the session itself, so nothing is made anew by it.
-
-    Args:
-        strategy: the component with the name of the strategy.
-        values: a state that holds ``Known``.
-        tab: for the ids of the elements.
     """
 
     @gr.render([strategy, values], show_progress="hidden")

@@ -7,12 +7,12 @@ from pathlib import Path
 import gradio as gr
 
 from cachedit import __version__
-from cachedit.app import calibrate, image, report, text
+from cachedit.app import calibrate, image, report, text, video
 from cachedit.app.desk import Desk
 from cachedit.app.request import Source
 from cachedit.app.settings import Settings
 
-TABS = (image, text, calibrate, report)
+TABS = (image, video, text, calibrate, report)
 """A tab is a module with TITLE, NAME and ``build(desk, source)``; another one is added here."""
 
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # nothing is loaded

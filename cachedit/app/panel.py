@@ -39,7 +39,6 @@ class Panel:
         outputs: Sequence[Any],
         plan: Callable[[Values, str], Callable[[Job], Any]],
         show: Callable[[Any], Values],
-        live: Any = None,
     ) -> None:
         """Wire the buttons.
 
@@ -47,12 +46,11 @@ class Panel:
             inputs: components that are read when the run starts.
             outputs: components that ``show`` may change.
             plan: takes the values of the inputs and the session, and returns the work; errors in it are told.
-            show: what a result looks like.
-            live: the one of the outputs in which the work shows what there is so far, if it does.
+            show: what a result looks like, and what the work tells of it before.
         """
 
         def begin(values: Values, request: gr.Request) -> Iterator[Values]:
-            yield from self._followed(str(request.session_hash), lambda session: plan(values, session), show, live)
+            yield from self._followed(str(request.session_hash), lambda session: plan(values, session), show)
 
         def cancel(request: gr.Request) -> str:
             self._desk.cancel(str(request.session_hash))
@@ -70,7 +68,7 @@ class Panel:
         self.cancel.click(cancel, None, self.status, queue=False, show_progress="hidden", api_visibility="private")
 
     def _followed(
-        self, session: str, plan: Callable[[str], Callable[[Job], Any]], show: Callable[[Any], Values], live: Any
+        self, session: str, plan: Callable[[str], Callable[[Job], Any]], show: Callable[[Any], Values]
     ) -> Iterator[Values]:
         """Updates of the page from the start to the end of a run."""
         yield {self.start: gr.update(interactive=False), self.cancel: gr.update(interactive=True)}
@@ -80,7 +78,7 @@ class Panel:
             job = self._desk.begin(session, plan(session))
             try:
                 for status in job.updates():
-                    so_far = {live: status.shown} if status.shown else {}
+                    so_far = {} if status.part is None else show(status.part)
                     yield {self.status: markup.progress(status, _left(status, begun))} | so_far
                 shown = show(job.result)
             finally:

@@ -26,14 +26,14 @@ class Source:
 
 
 class CallFields:
-    """The controls of a pipeline's call: steps, guidance, size, seed.
+    """The controls of a pipeline's call: steps if it chooses them, guidance, size, seed.
 
     Args:
-        steps: number of inference steps that is shown first.
+        steps: number of inference steps that is shown first; None where the strategy says how many.
     """
 
-    def __init__(self, steps: int) -> None:
-        self.steps = gr.Slider(2, MOST_STEPS, steps, step=1, label="Steps")
+    def __init__(self, steps: int | None) -> None:
+        self.steps = None if steps is None else gr.Slider(2, MOST_STEPS, steps, step=1, label="Steps")
         with gr.Accordion("Guidance, size, seed", open=False):
             with gr.Row():
                 self.guidance = _field("Guidance scale", "how strongly the prompt counts")
@@ -44,7 +44,8 @@ class CallFields:
     @property
     def all(self) -> list[Any]:
         """The components."""
-        return [self.steps, self.guidance, self.seed, self.width, self.height]
+        steps = [] if self.steps is None else [self.steps]
+        return [*steps, self.guidance, self.seed, self.width, self.height]
 
     def options(self, values: dict[Any, Any]) -> dict[str, Any]:
         """Arguments of the pipeline's call; what was left empty is the pipeline's own choice.

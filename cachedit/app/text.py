@@ -19,7 +19,7 @@ from cachedit.evaluate.configuration import Configuration
 from cachedit.evaluate.language import LanguageModel
 from cachedit.evaluate.text_comparison import TextComparison
 from cachedit.evaluate.text_experiment import TextExperiment, text_strategies
-from cachedit.evaluate.text_sample import OPTIONS
+from cachedit.samples import call_options
 from cachedit.samples import prompts as sample_prompts
 from cachedit.text import Event
 
@@ -45,7 +45,7 @@ class AnswerFields:
     def __init__(self) -> None:
         with gr.Row():
             self.length = gr.Number(
-                OPTIONS["gen_length"],
+                call_options("text")["gen_length"],
                 label="Tokens of the answer",
                 precision=0,
                 minimum=1,
@@ -54,7 +54,7 @@ class AnswerFields:
                 elem_id="text-length",
             )
             self.block = gr.Number(
-                OPTIONS["block_length"], label="Tokens of a block", precision=0, minimum=1, min_width=120
+                call_options("text")["block_length"], label="Tokens of a block", precision=0, minimum=1, min_width=120
             )
         with gr.Accordion("Commits, temperature, seed", open=False):
             with gr.Row():
@@ -104,7 +104,7 @@ def build(desk: Desk, source: Source) -> None:
     with gr.Row(elem_classes="ce-form"):
         with gr.Column():
             asked = sample_prompts("text")[0].replace("; ", "\n")
-            prompt = gr.Textbox(asked, label="Prompt", lines=11, elem_id="text-prompt")
+            prompt = gr.Textbox(asked, label="Prompt", lines=3, elem_id="text-prompt")
             fields = AnswerFields()
             strategy = gr.Dropdown(text_strategies(), value=FIRST, label="Strategy", elem_id="text-strategy")
             panel = Panel(desk, "Answer", NAME)
@@ -127,7 +127,7 @@ def build(desk: Desk, source: Source) -> None:
         return lambda job: answer(job, desk, question)
 
     inputs = [source.model, prompt, strategy, values, *fields.all]
-    panel.connect(inputs, [shown], plan, lambda page: {shown: page}, live=shown)
+    panel.connect(inputs, [shown], plan, lambda page: {shown: page})
 
 
 def answer(job: Job, desk: Desk, question: Question) -> str:
@@ -188,7 +188,7 @@ class Watch:
         answered = event.sequences[0, event.prompt_length :]
         done = int((answered != self._mask).sum())
         text = f"{self._name}, step {event.step + 1}, {done} of {self._length} tokens decided"
-        self._job.tell(text, self._before * self._length + done, 2 * self._length, shown=shown)
+        self._job.tell(text, self._before * self._length + done, 2 * self._length, part=shown or None)
 
     @property
     def _mask(self) -> int | None:

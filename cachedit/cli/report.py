@@ -23,7 +23,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     model.add_argument(
         "model", nargs="?", metavar="MODEL", help="diffusers pipeline or diffusion language model: a folder or a hub id"
     )
-    model.add_argument("--sample", metavar="NAME", help='a sample of cachedit instead ("image", "text")')
+    model.add_argument("--sample", metavar="NAME", help='a sample of cachedit instead ("image", "video", "text")')
     parser.add_argument(
         "--strategies",
         nargs="+",
@@ -34,7 +34,9 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("-o", "--output", default="report", metavar="DIR", help="default: %(default)s")
     parser.add_argument(
-        "--steps", type=positive, help="inference steps (default: 28; for text one for each token of the answer)"
+        "--steps",
+        type=positive,
+        help="inference steps (default: 28; for text one for each token of the answer; rolling caches have their own)",
     )
     parser.add_argument("--seeds", type=positive, default=1, metavar="N", help="per prompt, from --seed (default: 1)")
     parser.add_argument("--repeats", type=positive, default=1, help="measured runs of each (default: %(default)s)")
@@ -105,11 +107,13 @@ def _of_pictures(
     from cachedit.evaluate.panel import load
     from cachedit.evaluate.progress import progress_bar
     from cachedit.evaluate.report import measure
+    from cachedit.samples import call_options as sample_options
 
     if arguments.trust_remote_code:
         raise ValueError(f"--trust-remote-code is of language models; allowed: leave it out, as {model} is none")
     metrics = load(arguments.metric)
-    options = call_options(arguments) | parse_options(arguments.call, "--call")
+    options = sample_options(arguments.sample) if arguments.sample else {}
+    options |= call_options(arguments) | parse_options(arguments.call, "--call")
     pipe = load_pipeline(model, arguments.device, arguments.dtype)
     steps = arguments.steps or STEPS
     with progress_bar() as progress:
@@ -125,14 +129,15 @@ def _of_text(
     from cachedit.evaluate.language import load_language_model
     from cachedit.evaluate.progress import progress_bar
     from cachedit.evaluate.text_report import measure_text
-    from cachedit.evaluate.text_sample import OPTIONS, score
+    from cachedit.evaluate.text_sample import score
+    from cachedit.samples import call_options
 
     given = [flag for flag in OF_PICTURES if getattr(arguments, flag.strip("-"))]
     if given:
         raise ValueError(f"{', '.join(given)} is of pictures; allowed: leave it out, as {model} writes text")
     if not (arguments.sample or arguments.prompt or arguments.prompts):
         raise ValueError(f"got no prompts for {model}; allowed: some with --prompt TEXT ... or --prompts FILE")
-    options = {**(OPTIONS if arguments.sample else {}), **parse_options(arguments.call, "--call")}
+    options = (call_options(arguments.sample) if arguments.sample else {}) | parse_options(arguments.call, "--call")
     if arguments.steps:
         options["steps"] = arguments.steps
     scorer = score if arguments.sample else None

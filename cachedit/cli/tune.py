@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cachedit.cli.measuring import OF_FRONTIER, Measuring, add_measuring
 from cachedit.cli.parser import Parser, positive, print_json
 from cachedit.cli.targets import add_targets, target_of
+from cachedit.run import Run
 
 if TYPE_CHECKING:
     from cachedit.evaluate.comparison import Shot
@@ -141,7 +142,7 @@ def _tried(measuring: Measuring, profile: Profile, tuned: Strategy) -> Shot:
 
 def _described(measuring: Measuring, source: Source, trial: Shot, snippet: Path, text: str) -> dict[str, Any]:
     """All of it as plain data."""
-    assert trial.run is not None
+    assert isinstance(trial.run, Run)
     return {
         "model": measuring.model,
         "profile": {"use": source.reference, "name": source.profile.name, "origin": source.origin},
@@ -161,7 +162,7 @@ def _report(source: Source, trial: Shot, snippet: Path) -> None:
     from cachedit.evaluate.table import duration, expectation, marked, size
 
     run = trial.run
-    assert run is not None
+    assert isinstance(run, Run)
     gain = "" if run.speedup is None else f", the denoiser {run.speedup:.2f}x faster"
     rows = {
         "profile": f"{source.reference} ({source.origin})",

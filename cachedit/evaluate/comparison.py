@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cachedit.evaluate.configuration import BASELINE
 from cachedit.evaluate.metrics import mean_psnr
 from cachedit.evaluate.panel import QUICK, Metric
+from cachedit.evaluate.rollouts import summary
 from cachedit.evaluate.shot import Shot, finite, flat
+from cachedit.run import Run
 
-BASELINE = "baseline"
 __all__ = ["BASELINE", "Comparison", "Row", "Shot"]
 
 
@@ -39,6 +41,7 @@ class Row:
         configuration: the strategy with all its options; "" for the baseline.
         strip: one mark per step, of the first prompt.
         expected: what the strategy expected of the first prompt's run; mostly empty.
+        rollout: chunks, window and times of the first prompt's video, where it was made chunk by chunk; else empty.
         note: in words, what the numbers would hide: that nothing was reused, that the strips differ. "" if nothing.
         shots: the prompts.
     """
@@ -59,18 +62,22 @@ class Row:
     configuration: str = ""
     strip: str = ""
     expected: dict[str, Any] = field(default_factory=dict)
+    rollout: dict[str, Any] = field(default_factory=dict)
     note: str = ""
     shots: list[Shot] = field(default_factory=list)
 
     @classmethod
     def of_baseline(cls, shots: list[Shot], steps: int | None, metrics: tuple[Metric, ...] = QUICK) -> Row:
-        """The bare pipeline, which computes every step."""
+        """What the caches are compared with, as a rule the bare pipeline, which computes every step."""
         quality, worst = _quality(shots, metrics)
+        counts = [shot.nfe for shot in shots if shot.nfe is not None]
         return cls(
             BASELINE,
             latency_s=_median_latency(shots),
             speedup=1.0 if any(shot.latencies for shot in shots) else None,
-            nfe=steps,
+            nfe=_median(counts) if counts else steps,
+            configuration=shots[0].run.strategy if shots[0].run is not None else "",
+            rollout=_rollout(shots),
             peak_memory=_most(shots),
             quality=quality,
             worst=worst,
@@ -81,23 +88,25 @@ class Row:
     def of_cache(cls, name: str, shots: list[Shot], baseline: Row, metrics: tuple[Metric, ...] = QUICK) -> Row:
         """One cache, against the baseline."""
         latency = _median_latency(shots)
-        runs = [shot.run for shot in shots if shot.run is not None]
+        records = [shot.run for shot in shots if shot.run is not None]
+        runs = [run for run in records if isinstance(run, Run)]
         quality, worst = _quality(shots, metrics)
         row = cls(
             strategy=name,
             latency_s=latency,
             speedup=baseline.latency_s / latency if baseline.latency_s and latency else None,
-            nfe=_median([run.nfe for run in runs]),
+            nfe=_median([shot.nfe for shot in shots if shot.nfe is not None]),
             reused=_median([len(run.reused_steps) for run in runs]),
             rho=_median([run.rho for run in runs if run.rho is not None]),
-            cache_bytes=max((run.cache_bytes_peak for run in runs), default=None),
+            cache_bytes=max((run.cache_bytes_peak for run in records), default=None),
             peak_memory=_most(shots),
             quality=quality,
             worst=worst,
             identical=sum(shot.identical for shot in shots),
-            configuration=runs[0].strategy if runs else "",
+            configuration=records[0].strategy if records else "",
             strip=shots[0].strip,
-            expected=shots[0].run.expected if shots[0].run is not None else {},
+            expected=runs[0].expected if runs else {},
+            rollout=_rollout(shots),
             shots=shots,
         )
         row.note = _note(row) if latency is not None else _unlike(row)
@@ -141,6 +150,7 @@ class Row:
             "configuration": self.configuration or None,
             "strip": self.strip or None,
             "expected": self.expected or None,
+            "rollout": self.rollout or None,
             "note": self.note or None,
             "prompts": [shot.to_dict(folder) for shot in self.shots],
         }
@@ -224,11 +234,19 @@ def _quality(shots: list[Shot], metrics: tuple[Metric, ...]) -> tuple[dict[str, 
     return means, worst
 
 
+def _rollout(shots: list[Shot]) -> dict[str, Any]:
+    """That of the first prompt."""
+    run = shots[0].run
+    return {} if run is None or isinstance(run, Run) else summary(run)
+
+
 def _note(row: Row) -> str:
     """What is to be said about a cache that ran."""
-    runs = [shot.run for shot in row.shots if shot.run is not None]
-    if not runs:
+    if all(shot.run is None for shot in row.shots):
         return "no run was recorded: the pipeline did not call the denoiser that the cache is on"
+    runs = [shot.run for shot in row.shots if isinstance(shot.run, Run)]
+    if not runs:
+        return _slower(row)
     idle = [run for run in runs if not run.reused_steps]
     if len(idle) == len(runs):
         reasons = Counter(step.reason for run in idle for step in run.steps)
@@ -240,9 +258,11 @@ def _note(row: Row) -> str:
         notes.append("the strip is that of the first prompt; other prompts have other strips")
     if row.identical == len(row.shots):
         notes.append("changed nothing, although steps were reused: every picture equals the baseline's to the last bit")
-    if row.speedup is not None and row.speedup < 1:
-        notes.append(f"slower than the baseline: {row.speedup:.2f}x")
-    return "; ".join(notes)
+    return "; ".join(filter(None, [*notes, _slower(row)]))
+
+
+def _slower(row: Row) -> str:
+    return f"slower than the baseline: {row.speedup:.2f}x" if row.speedup is not None and row.speedup < 1 else ""
 
 
 def _unlike(row: Row) -> str:

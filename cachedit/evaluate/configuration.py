@@ -17,6 +17,8 @@ from cachedit.text.strategy import TextStrategy
 from cachedit.wrap import wrap
 
 EXAMPLE = "magcache:threshold=0.12,max_skip_steps=3"
+BASELINE = "baseline"
+"""How rows call what the caches are compared with."""
 SEPARATOR = re.compile(r",(?=\s*\w+\s*=)")  # a comma before "key=": lists and texts keep theirs
 
 
@@ -40,6 +42,19 @@ class Configuration:
     def name(self) -> str:
         """The label, or the strategy's name as it was given."""
         return self.label or (self.strategy if isinstance(self.strategy, str) else self.strategy.name)
+
+    def reference(self) -> Configuration | None:
+        """What this cache is compared with; None for the bare pipeline."""
+        found = self.found().reference()
+        return None if found is None else Configuration(found, label=BASELINE)
+
+    def found(self) -> Strategy:
+        """The strategy with its options.
+
+        Raises:
+            ValueError, TypeError: there is none of that name, or an option is impossible.
+        """
+        return Strategy.find(self.strategy, own_options(self.strategy, self.options))
 
     def attach(self, pipe: Any) -> str:
         """Put this cache on ``pipe``, in place of any other; returns which profile it reads, "none" without one."""
@@ -73,13 +88,13 @@ def parse_configuration(text: str) -> Configuration:
     return Configuration(name, options, None if profile is None else str(profile), label)
 
 
-def own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def own_options(strategy: str | Strategy, options: dict[str, Any]) -> dict[str, Any]:
     """Those of some options that are a strategy's own, and not for all of its kind or, for text, of the call.
 
     Raises:
         ValueError: no strategy has that name, or an option of its kind has an impossible value.
     """
-    found = Strategy.named(name)
+    found = Strategy.named(strategy)
     own, _ = engine_of(found).split_options(options)
     if not issubclass(found, TextStrategy):
         return own

@@ -34,8 +34,9 @@ def run_demo(arguments: argparse.Namespace) -> int:
     configurations = _configurations(
         arguments.strategy or ["magcache"], parse_options(arguments.option), target_of(arguments), arguments.profile
     )
-    sample = "image" if arguments.model is None else None
-    prompts = load_prompts(arguments.prompts, arguments.prompt, arguments.num_prompts, sample)
+    prompts = load_prompts(
+        arguments.prompts, arguments.prompt, arguments.num_prompts, sample="image" if arguments.model is None else None
+    )
     for name in ("json", "picture"):
         if getattr(arguments, name):
             check_target(getattr(arguments, name), f"--{name}")

@@ -29,6 +29,9 @@ class Cancelled(Exception):
 class Experiment:
     """The bare pipeline and some caches on the same prompts and noise.
 
+    Caches without which the pipeline would make something else, as those of causal video models, are compared with
+    their own reference (``Strategy.reference``) instead of the bare pipeline.
+
     For every prompt and seed the bare pipeline and each cache run one after the other, so that a machine that slows
     down slows all of them. One run of each comes first in every process and is not counted.
 
@@ -67,8 +70,10 @@ class Experiment:
         cancelled: Callable[[], bool] | None = None,
     ) -> None:
         _check(pipe, configurations, prompts, seeds, steps, repeats)
+        reference = _reference(configurations)
+        self.configurations: tuple[Configuration | None, ...] = (reference, *configurations)
+        steps = reference.found().own_steps() or steps if reference is not None else steps
         self.pipe, self.steps, self.repeats = pipe, steps, repeats
-        self.configurations: tuple[Configuration | None, ...] = (None, *configurations)
         self.call_options, self.panel, self.cancelled = call_options or {}, panel or Panel(), cancelled
         self.cells = [(prompt, seed + i) for i, prompt in enumerate(prompts) for seed in seeds]
         self.work = Work()
@@ -80,6 +85,8 @@ class Experiment:
             unwrap(pipe)
         self.conditions = describe(pipe, prompts, steps, seeds[0], repeats, self.call_options)
         self.conditions |= {"seeds": [seed for _, seed in self.cells], "profiles": profiles}
+        if reference is not None:
+            self.conditions["baseline"] = repr(reference.strategy)
 
     def expected_steps(self, processes: int = 1) -> int:
         """Steps of the sampler in all runs that ``run`` makes, each process warming up for itself."""
@@ -173,6 +180,22 @@ class Experiment:
     def _stop_if_cancelled(self) -> None:
         if self.cancelled is not None and self.cancelled():
             raise Cancelled("cancelled; what was finished before is kept")
+
+
+def _reference(configurations: Sequence[Configuration]) -> Configuration | None:
+    """What all are compared with: what the first one asks for.
+
+    Raises:
+        ValueError: some ask for the bare pipeline, and others do not.
+    """
+    asked = [configuration.reference() for configuration in configurations]
+    bare = [configuration.name for configuration, one in zip(configurations, asked, strict=True) if one is None]
+    if bare and len(bare) < len(asked):
+        raise ValueError(
+            f"{', '.join(bare)} would be compared with the bare pipeline, and the others with a rollout; allowed: "
+            "caches of one kind. Measure them in two reports."
+        )
+    return asked[0] if asked else None
 
 
 def _name(configuration: Configuration | None) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cachedit.evaluate.comparison import Comparison, Row, told
+from cachedit.evaluate.rollouts import in_words
 from cachedit.evaluate.table import caption, condition_lines, expectation, header, missing, table_cells
 
 PICTURED = 3  # prompts whose pictures are shown; the others are in their folder
@@ -31,7 +32,7 @@ def _lines(comparison: Comparison, folder: Path, title: str) -> Iterator[str]:
     yield from table_lines(header(comparison), [table_cells(comparison, row) for row in comparison.rows])
     yield f"\n{caption(comparison)}\n"
     yield from (f"- {plain(line)}" for line in missing(comparison))
-    for row in comparison.cached:
+    for row in comparison.rows:
         yield from (f"- {line}" for line in _said(row))
     yield "\n## Prompts, lowest PSNR first\n"
     names = ["prompt", "seed", *(row.strategy for row in comparison.cached)]
@@ -55,6 +56,8 @@ def _said(row: Row) -> Iterator[str]:
     name = plain(row.strategy)
     if row.strip:
         yield f"{name}: {row.strip} (■ computed, □ reused); {plain(row.configuration)}"
+    if row.rollout:
+        yield f"{name}: {plain(in_words(row.rollout))}; {plain(row.configuration)}"
     if row.expected:
         yield f"{name} expected {plain(expectation(row.expected))}"
     if row.note:

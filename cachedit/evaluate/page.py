@@ -9,9 +9,11 @@ from torch import Tensor
 from cachedit.evaluate.comparison import Comparison, Row, Shot, told
 from cachedit.evaluate.document import conditions_of, document, region, table
 from cachedit.evaluate.figures import LARGEST_SIDE, LOSSLESS_SIDE, figure, film, player, shown_frames
+from cachedit.evaluate.frame_plot import frame_plot
 from cachedit.evaluate.page_style import PLAYER
 from cachedit.evaluate.pictures import difference
 from cachedit.evaluate.plot import draw_plot, undrawn
+from cachedit.evaluate.rollouts import in_words
 from cachedit.evaluate.table import caption, expectation, header, missing, table_cells
 
 GAIN = 5.0
@@ -36,7 +38,7 @@ def render(comparison: Comparison, title: str = "cachedit demo") -> str:
 {table(header(comparison), cells, "Result")}
 <p class="caption">{escape(caption(comparison))}</p>
 {"".join(f'<p class="note">{escape(line)}</p>' for line in missing(comparison))}
-{"".join(_summary(row) for row in comparison.cached)}
+{"".join(_summary(row) for row in comparison.rows if row.configuration or row.note)}
 {_plot(comparison)}
 <h2>Pictures, lowest PSNR first</h2>
 <p class="caption">{escape(_legend(comparison))}</p>
@@ -50,9 +52,11 @@ def _summary(row: Row) -> str:
     lines = [f"{escape(row.strategy)} {_strip(row.strip)}"]
     if row.expected:
         lines.append(f"expected {escape(expectation(row.expected))}")
+    if row.rollout:
+        lines.append(escape(in_words(row.rollout)))
     if row.configuration:
         lines.append(f'<span class="caption">{escape(row.configuration)}</span>')
-    return f"<p>{'<br>'.join(lines)}</p>{note}" if row.strip else note
+    return f"<p>{'<br>'.join(lines)}</p>{note}" if row.strip or row.rollout else note
 
 
 def _strip(strip: str) -> str:
@@ -75,7 +79,8 @@ def _plot(comparison: Comparison) -> str:
 
 
 def _legend(comparison: Comparison) -> str:
-    texts = [f"■ computed step, □ reused step. Differences to the baseline are drawn {GAIN:g} times brighter."]
+    texts = ["■ computed step, □ reused step."] if any(row.strip for row in comparison.cached) else []
+    texts.append(f"Differences to the baseline are drawn {GAIN:g} times brighter.")
     shots = comparison.baseline.shots
     pictures = shots[0].look()
     if _is_video(comparison) and len(shown_frames(len(pictures))) < len(pictures):
@@ -109,8 +114,10 @@ def _prompt(comparison: Comparison, index: int) -> str:
         looks = _looks(bare, shot.look(), reference.video)
         draw = film if reference.video else figure
         drawn = [draw(look, text) for look, text in zip(looks, captions, strict=True)]
-        strip = f"<p>{_strip(shot.strip)}</p>" if shot.strip else ""
-        parts.append(f'<div><div class="shots">{"".join(drawn)}</div>{strip}</div>')
+        under = f"<p>{_strip(shot.strip)}</p>" if shot.strip else ""
+        if reference.video:
+            under += region("PSNR of each frame", frame_plot(shot.look(), bare, row.strategy))
+        parts.append(f'<div><div class="shots">{"".join(drawn)}</div>{under}</div>')
     return f"<section>{''.join(parts)}</div></section>"
 
 

@@ -6,12 +6,16 @@ import math
 import statistics
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from cachedit.evaluate.panel import STANDARD
+from cachedit.evaluate.rollouts import passes
 from cachedit.run import Run, Step
+
+if TYPE_CHECKING:
+    from cachedit.video.record import VideoRun
 
 
 @dataclass
@@ -26,7 +30,7 @@ class Shot:
         video: True if the pictures are the frames of a video.
         file: where the pictures are kept; None for nowhere.
         peak_memory: most bytes that torch held on the device at once during the call; None where it cannot be told.
-        run: the cache's record; None for the bare pipeline.
+        run: the cache's record, of a video that was made chunk by chunk its own kind; None for the bare pipeline.
         identical: True if the pictures equal the bare pipeline's to the last bit.
         quality: metric -> value, against the bare pipeline where it needs one, mean over N. PSNR is infinite for
             identical pictures.
@@ -40,14 +44,19 @@ class Shot:
     video: bool = False
     file: Path | None = None
     peak_memory: int | None = None
-    run: Run | None = None
+    run: Run | VideoRun | None = None
     identical: bool = False
     quality: dict[str, float] = field(default_factory=dict)
 
     @property
     def strip(self) -> str:
         """One mark per step; "" for the bare pipeline."""
-        return self.run.strip() if self.run is not None else ""
+        return self.run.strip() if isinstance(self.run, Run) else ""
+
+    @property
+    def nfe(self) -> int | None:
+        """Computed steps, of a video those of all chunks; None for the bare pipeline."""
+        return None if self.run is None else self.run.nfe if isinstance(self.run, Run) else passes(self.run)
 
     @property
     def psnr(self) -> float | None:
@@ -85,7 +94,7 @@ class Shot:
             values["file"] = self.file.relative_to(folder).as_posix() if self.file is not None else None
         if self.run is not None or self.quality:
             values |= {
-                "nfe": self.run.nfe if self.run is not None else None,
+                "nfe": self.nfe,
                 "strip": self.strip or None,
                 "identical": self.identical,
                 **flat(self.quality),
@@ -109,10 +118,19 @@ class Shot:
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Shot:
         """The reverse of ``to_state``."""
-        run, file = state["run"], state["file"]
-        if run is not None:
-            run = Run(**{**run, "steps": [Step(**step) for step in run["steps"]]})
-        return cls(**{**state, "run": run, "file": None if file is None else Path(file)})
+        file = state["file"]
+        return cls(**{**state, "run": _record(state["run"]), "file": None if file is None else Path(file)})
+
+
+def _record(state: dict[str, Any] | None) -> Run | VideoRun | None:
+    """The record of a run from its plain data."""
+    if state is None:
+        return None
+    if "steps" in state:
+        return Run(**{**state, "steps": [Step(**step) for step in state["steps"]]})
+    from cachedit.video.record import ChunkRecord, VideoRun
+
+    return VideoRun(**{**state, "chunks": [ChunkRecord(**chunk) for chunk in state["chunks"]]})
 
 
 def flat(quality: dict[str, float]) -> dict[str, Any]:

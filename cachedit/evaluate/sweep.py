@@ -18,13 +18,13 @@ from cachedit.calibration.checkpoint import Checkpoint
 from cachedit.calibration.ranks import Ranks
 from cachedit.calibration.tally import Progress, Tally
 from cachedit.calibration.work import Work
-from cachedit.errors import ProfileError
 from cachedit.evaluate.conditions import device_name
 from cachedit.evaluate.configuration import Configuration
 from cachedit.evaluate.metrics import mean_psnr, psnr
 from cachedit.evaluate.panel import LPIPS, PSNR, SSIM, ST_LPIPS, Panel
 from cachedit.evaluate.shot import Shot
 from cachedit.evaluate.taking import judge, take
+from cachedit.evaluate.time_shares import time_shares
 from cachedit.feature.attachment import find_denoisers
 from cachedit.frontier import QUALITIES
 from cachedit.paths import CRITERIA
@@ -36,10 +36,10 @@ from cachedit.wrap import last_run, unwrap
 
 BUDGETS = 10  # per number of steps, in equal ratios
 HIGHEST = 0.75  # of the steps: with more of them computed there is little to gain
-PROMISING = 2.0  # times the lowest expected cost: a predictor that is worse than that is not tried
+PROMISING = 1.5  # times the lowest expected cost: a predictor that is worse than that is not tried
 IDENTICAL = 1e3  # dB that stand for the infinite PSNR of equal pictures, as JSON has no infinity
 METRICS = (PSNR, SSIM, LPIPS, ST_LPIPS)
-SCREENED = 3  # prompts on which the promising ones are tried
+SCREENED = 4  # prompts at most on which the promising ones are tried
 
 
 def halves(prompts: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -61,10 +61,10 @@ def measure_frontier(
 ) -> Profile:
     """Run the schedules that ``Auto`` solves from a profile, and store what each budget gains and costs.
 
-    At every budget the predictors that promise most are tried with both criteria on a few of the prompts; the best by
-    PSNR is then measured on all of them. Baseline and budgets take turns for each prompt; speeds come from medians of
-    whole calls, in CPU time of this process where the model runs on a CPU. Under ``accelerate launch`` prompts are
-    shared between the processes.
+    At every budget the predictors that promise most are tried with both criteria on the first few prompts, a quarter of
+    them at most. The best by PSNR is then measured on the other prompts, as those that chose it would flatter it.
+    Baseline and budgets take turns for each prompt; speeds come from medians of whole calls, in CPU time of the process
+    where the model runs on a CPU. Under ``accelerate launch`` prompts are shared between the processes.
 
     Args:
         pipe: the pipeline that was calibrated; left without a cache.
@@ -131,6 +131,9 @@ class Sweep:
             raise ValueError("got no prompts to measure the frontier on; allowed: one or more. Give more prompts.")
         self.pipe, self.profile, self.work = pipe, profile, work
         self.prompts, self.seed, self.call_options = list(prompts), seed, call_options
+        screened = max(1, min(SCREENED, len(prompts) // 4))
+        self.screened = range(screened)
+        self.measured = range(screened if len(prompts) > 1 else 0, len(prompts))  # of one prompt both
         self.device = next(next(iter(find_denoisers(pipe).values())).parameters()).device
         self._panel = Panel(METRICS)
         self._baselines: dict[tuple[int, int], Shot] = {}
@@ -147,14 +150,13 @@ class Sweep:
 
     def expected_steps(self, steps: int) -> int:
         """Steps of the sampler that ``measure`` will take, about."""
-        screened = BUDGETS * 6 * min(SCREENED, len(self.prompts))
-        return steps * (screened + (BUDGETS + 2) * len(self.prompts))
+        return steps * (BUDGETS * 6 * len(self.screened) + (BUDGETS + 2) * len(self.measured))
 
     def measure(self, steps: int) -> dict[str, Any]:
-        """The best way at every budget of one number of steps, and its runs on all prompts."""
+        """The best way at every budget of one number of steps, and its runs on the prompts that did not choose it."""
         solver = Solver(self.profile, *self._schedule(steps))
         tried = [Way(nfe, *choice) for nfe in _budgets(solver) for choice in _promising(solver, nfe)]
-        keys = [(way, k) for way in tried for k in range(min(SCREENED, len(self.prompts)))]
+        keys = [(way, k) for way in tried for k in self.screened]
         found = self.work.map(f"tried-{steps}", [(*way, k) for way, k in keys], lambda key: self._try(steps, key))
         scores: dict[Way, list[float]] = {}
         for (way, _), score in zip(keys, found, strict=True):
@@ -163,7 +165,7 @@ class Sweep:
         for way in tried:
             best[way.nfe] = max(best.get(way.nfe, way), way, key=lambda one: mean_psnr(scores[one]))
         ways = [*best.values()]
-        runs = self.work.map(f"measured-{steps}", range(len(self.prompts)), lambda k: self._measure(steps, ways, k))
+        runs = self.work.map(f"measured-{steps}", self.measured, lambda k: self._measure(steps, ways, k))
         costs = [solver.cost(way.predictor, solver.paths(way.predictor, way.criterion)[way.nfe]) for way in ways]
         return {"steps": steps, "ways": ways, "costs": costs, "runs": runs}
 
@@ -178,6 +180,7 @@ class Sweep:
             len(steps_of_run),
             None if None in timesteps else tuple(timesteps),
             None if None in sigmas else tuple(sigmas),
+            None if record.response is None else tuple(record.response[steps_of_run[0].index :]),
         )
         return schedule, sum(step.expert == steps_of_run[0].expert for step in steps_of_run)
 
@@ -263,9 +266,10 @@ def _stored(profile: Profile, measured: Sequence[dict[str, Any]], sweep: Sweep) 
             row |= _summary([run["quality"][place] for run in part["runs"]], metrics)
             for name, value in row.items():
                 columns.setdefault(name, []).append(_digits(value))
-    arrays = {**profile.arrays, "frontier": columns, "time": _times(median)}
+    arrays = {**profile.arrays, "frontier": columns, "time": time_shares(median)}
     told = {
-        "prompts": len(sweep.prompts),
+        "prompts": len(sweep.measured),
+        "chosen_on": len(sweep.screened),
         "seed": sweep.seed,
         "device": device_name(sweep.device),
         "threads": torch.get_num_threads(),
@@ -286,29 +290,6 @@ def _summary(qualities: Sequence[dict[str, float]], metrics: Sequence[str]) -> d
         found[name] = statistics.fmean(values) if values else IDENTICAL
         found[f"{name}_spread"] = statistics.pstdev(values) if values else 0.0
     return found
-
-
-def _times(seconds: dict[tuple[int, int], float]) -> dict[str, list[float]]:
-    """Least squares for a call's time: outside + computed steps * c + reused steps * r, in units of c.
-
-    The errors are relative. What would come out negative, because it is small, is 0, and the others are fitted anew.
-    """
-    rows = np.array([[nfe, 1.0, steps - nfe] for steps, nfe in seconds])
-    rows /= np.array([*seconds.values()])[:, None]
-    counted, found = [0, 1, 2], np.zeros(3)
-    while True:
-        found[counted] = np.linalg.lstsq(rows[:, counted], np.ones(len(rows)), rcond=None)[0]
-        positive = [k for k in counted if found[k] > 0]
-        if positive == counted:
-            break
-        counted, found = positive, np.zeros(3)
-    computed, outside, reused = found
-    if computed == 0:
-        raise ProfileError(
-            "the time of a call does not grow with its computed steps; allowed: a model that takes time, on a machine "
-            "that does nothing else. Measure the frontier again, or on more prompts."
-        )
-    return {"outside": [_digits(outside / computed)], "reused": [_digits(reused / computed)]}
 
 
 def _digits(value: float) -> float:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from cachedit.evaluate.comparison import Comparison, Row
 from cachedit.evaluate.panel import Metric
+from cachedit.evaluate.rollouts import in_words
 from cachedit.frontier import QUALITIES
 
 if TYPE_CHECKING:
@@ -118,7 +119,9 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         if name != "prompts":
             console.print(Text(f"{name + ':':18s} {text}"), style="dim", soft_wrap=True)
     console.print()
-    for row in comparison.cached:
+    for row in comparison.rows:
+        if row.rollout:
+            console.print(Text(f"{row.strategy}: {in_words(row.rollout)}"), soft_wrap=True)
         if row.strip:
             console.print(marked(console, f"{row.strategy}  {row.strip}  (■ computed, □ reused)"), soft_wrap=True)
         if row.expected:

@@ -33,7 +33,7 @@ def take(
         pipe: the pipeline.
         configuration: the cache; None for none.
         shot: what is drawn.
-        steps: ``num_inference_steps``.
+        steps: ``num_inference_steps``, where the cache does not say how many there are.
         call_options: further arguments of the call.
         on_step: called after every step where the pipeline allows it; what it raises ends the run.
     """
@@ -46,6 +46,8 @@ def take(
     device = torch.device(place)
     generator = torch.Generator().manual_seed(shot.seed)
     options = {"output_type": "np", **_calling(pipe, on_step), **call_options}
+    if configuration is None or configuration.found().own_steps() is None:
+        options["num_inference_steps"] = steps
     with torch.no_grad(), warnings.catch_warnings():
         # A cache that never fired is told in words in the result's note.
         warnings.filterwarnings("ignore", r"cachedit: .* reused no step", UserWarning)
@@ -53,7 +55,7 @@ def take(
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         start, worked = time.perf_counter(), time.process_time()
-        output = pipe(prompt=shot.prompt, num_inference_steps=steps, generator=generator, **options)
+        output = pipe(prompt=shot.prompt, generator=generator, **options)
         _synchronise(device)
     shot.latencies.append(time.perf_counter() - start)
     shot.processor.append(time.process_time() - worked)

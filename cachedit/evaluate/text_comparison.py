@@ -107,7 +107,15 @@ class TextRow:
     def to_dict(self) -> dict[str, Any]:
         """JSON form, with the keys of a row of pictures; what is of pictures alone is null."""
         memory = [answer.peak_memory for answer in self.answers if answer.peak_memory is not None]
-        of_pictures = ("reused", "rho", "macs", "macs_ratio", *(metric.name for metric in STANDARD), "worst_psnr")
+        of_pictures = (
+            "reused",
+            "rho",
+            "rollout",
+            "macs",
+            "macs_ratio",
+            *(metric.name for metric in STANDARD),
+            "worst_psnr",
+        )
         return {
             "strategy": self.strategy,
             "latency_s": self.latency_s,

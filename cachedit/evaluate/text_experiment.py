@@ -79,9 +79,10 @@ class TextExperiment:
             **surroundings(language.model),
         }
 
-    def expected_calls(self, processes: int = 1) -> int:
-        """Calls that ``run`` makes, each process warming up for itself."""
-        return len(self.configurations) * (processes + self.repeats * len(self.cells))
+    @property
+    def expected_calls(self) -> int:
+        """Measured calls that ``run`` makes in all processes."""
+        return len(self.configurations) * self.repeats * len(self.cells)
 
     def run(self) -> TextComparison:
         """Make all calls."""
@@ -108,6 +109,7 @@ class TextExperiment:
         for _ in range(self.repeats):
             for configuration, answer in zip(self.configurations, answers, strict=True):
                 self._ask(configuration, answer, f"prompt {k + 1} of {len(self.cells)}")
+                self.work.tally.add(1)
         for answer in answers[1:]:
             answer.compare(answers[0])
         if self.scorer is not None:
@@ -119,7 +121,6 @@ class TextExperiment:
         self.work.tally.begin(f"{_name(configuration)}, {what}")
         self._stop_if_cancelled()
         ask(self.language, configuration, answer, self.call_options, lambda event: self._stop_if_cancelled())
-        self.work.tally.add(1)
 
     def _stop_if_cancelled(self) -> None:
         if self.cancelled is not None and self.cancelled():

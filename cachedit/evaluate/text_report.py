@@ -133,7 +133,7 @@ def measure_text(
     identity = {**experiment.conditions, "configurations": [described(one) for one in configurations]}
     kept = Checkpoint(folder / UNFINISHED, identity, "report") if ranks.is_main else None
     ranks.exchange(lambda: begin(folder, kept, resume))
-    tally = Tally(progress if ranks.is_main else None, experiment.expected_calls(ranks.count))
+    tally = Tally(progress if ranks.is_main else None, experiment.expected_calls)
     experiment.work = Work(ranks, kept, tally)
     comparison = experiment.run()
     comparison.conditions = {**(conditions or {}), **comparison.conditions, **(conditions or {})}

@@ -1,17 +1,14 @@
-"""How the sample text model is asked, and how its answers are judged."""
+"""How the answers of the sample text model are judged."""
 
 from __future__ import annotations
 
-from cachedit.samples.ledgers import Ledger, exact
-
-OPTIONS = {"gen_length": 64, "block_length": 16}
-"""Of ``cachedit.generate``: what the model was trained for."""
+from cachedit.samples.ciphers import Cipher, exact
 
 
 def score(prompt: str, answer: str) -> float:
-    """1.0 if every line of an answer is right, else 0.0.
+    """1.0 if every character of an answer is right, else 0.0.
 
     Raises:
-        ValueError: the prompt is no ledger.
+        ValueError: the prompt is no cipher.
     """
-    return float(exact(answer, Ledger.parse(prompt)))
+    return float(exact(answer, Cipher.parse(prompt)))

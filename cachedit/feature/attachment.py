@@ -52,7 +52,7 @@ def prepare(
     configured = strategy.configured(chosen)
     for module in inner:
         check_sites(module, configured, options.blocks)  # the profile may have said what is cached
-    clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending)
+    clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending, strategy.needs_response)
     pipeline = None if isinstance(target, nn.Module) else Pipeline(target)
     session = Session(configured, chosen, options, clock, pipeline, observer)
     if pipeline is None:

@@ -10,10 +10,12 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cachedit.feature.response import response
 from cachedit.feature.sampler import planned_sigmas
 from cachedit.strategy import Schedule
 
@@ -36,9 +38,11 @@ class Clock:
         known: branches that the previous step had.
     """
 
-    def __init__(self, timesteps: Sequence[float] | None, num_steps: int | None, ascending: bool) -> None:
+    def __init__(
+        self, timesteps: Sequence[float] | None, num_steps: int | None, ascending: bool, responds: bool = False
+    ) -> None:
         self._announced = _announced(timesteps, num_steps, ascending)
-        self._ascending = ascending
+        self._ascending, self._responds = ascending, responds
         self.reset()
 
     def reset(self) -> None:
@@ -78,6 +82,8 @@ class Clock:
             if scheduler.timesteps is not self._scheduler_timesteps:
                 self.reset()
                 self._scheduler_timesteps, self.schedule = scheduler.timesteps, _of_scheduler(scheduler)
+                if self._responds:
+                    self.schedule = replace(self.schedule, response=response(scheduler))
             step, value = self._scheduled_step(time, scheduler)
         elif self._announced.timesteps is not None:
             value = _number(time)

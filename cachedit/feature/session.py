@@ -176,7 +176,7 @@ class Session:
         for runner in self.runners:
             runner.refresh()
         self._owner = get_ident()
-        self.run = Run(str(self.strategy), self.clock.schedule.num_steps)
+        self.run = Run(str(self.strategy), self.clock.schedule.num_steps, response=self.clock.schedule.response)
         self.check_schedule("the model")
         self.strategy.check_run(self.clock.schedule, self.profile)
         self.run_start = self.clock.step

@@ -268,7 +268,8 @@ def _captured(entered: Any, left: Any, samples: int | None, before: Rows | None 
         )
     count = _count(left, samples)
     comparable = before is not None and before[0].shape == (count, left.numel() // count)
-    residual, sums = capture(entered, left, before[0].view(left.shape) if before and comparable else None)
+    compared = before[0].view(left.shape) if before and comparable else None
+    residual, sums = capture(entered, left, compared, ("change", "previous"))
     change, level = (x.reshape(count, -1).sum(1) for x in (sums.change, sums.previous))  # both zero without ``before``
     return (residual.reshape(count, -1),), _ratio(change, level)
 

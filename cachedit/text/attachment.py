@@ -30,9 +30,7 @@ def prepare(target: Any, strategy: TextStrategy, profile: Profile | str | Path |
     if profile is not None:
         raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
     setting = Setting.of(model, strategy, options)
-    if target is model:
-        setting.attention()
-    elif strategy.needs_foresight:
+    if target is not model and strategy.needs_foresight:
         raise ValueError(
             f"{strategy} must know the order of the commits beforehand, and {type(target).__name__} decides by "
             "confidence. Allowed: another strategy, or cachedit.generate(..., order='random')."

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
+from cachedit.text.features import Features
+from cachedit.text.growing import Growth
+from cachedit.text.layers import Layers
 from cachedit.text.layouts import Layout
+from cachedit.text.listening import LayerView, Listener, listening
 from cachedit.text.slots import Pass, SlotCache
 from cachedit.text.state import DecodeState
-from cachedit.text.strategy import TextStrategy
+from cachedit.text.strategy import LayerPlan, TextStrategy
 
 inside: ContextVar[bool] = ContextVar("cachedit_inside", default=False)  # the model is called by its own cache
 
@@ -26,6 +31,7 @@ class Found:
         logits: [M, V].
         computed: tokens that were computed [B, S].
         refreshed: rows of which everything was computed [B].
+        tokens: how many were computed, over all rows; where layers differ, on average over them.
     """
 
     rows: torch.Tensor
@@ -33,6 +39,7 @@ class Found:
     logits: torch.Tensor
     computed: torch.Tensor
     refreshed: torch.Tensor
+    tokens: int
 
 
 class CachedModel:
@@ -41,37 +48,48 @@ class CachedModel:
     def __init__(self, layout: Layout, strategy: TextStrategy, batch: int, capacity: int) -> None:
         self.layout, self.strategy = layout, strategy
         self.cache = SlotCache(batch, capacity) if strategy.caches else None
+        name = type(strategy).__name__
+        self.growth = Growth(Layers.of(layout.model, name)) if strategy.grows else None
+        self.features = Features(Layers.of(layout.model, name)) if strategy.by_layer else None
+        self._tokens = 0.0
 
     @property
     def bytes(self) -> int:
-        """Bytes of keys and values that are held."""
-        return 0 if self.cache is None else self.cache.bytes
+        """Bytes that are held."""
+        return sum(held.bytes for held in (self.cache, self.growth, self.features) if held is not None)
 
     def step(self, state: DecodeState, wanted: torch.Tensor) -> Found:
         """Compute one step of every row that is not done; ``wanted`` [B, S] are the tokens whose logits are needed."""
         live = ~state.done[:, None]
         window = state.window & live
-        if self.cache is None:
+        if self.cache is None or self.features is not None:
             compute = window | (wanted & live)
         else:
             compute = ((self.strategy.plan(state).compute & state.window) | state.dirty | wanted) & live
         refreshed = (compute | ~window).all(1) & live[:, 0]
-        parts = []
+        parts, computed, self._tokens = [], compute.clone(), 0.0
         token = inside.set(True)
         try:
             for rows in self._groups(compute, refreshed):
                 parts.append(self._forward(state, rows, compute, wanted))
+                if self.features is not None:
+                    computed[rows, : len(self.features.last)] = self.features.last
         finally:
             inside.reset(token)
-        state.computed_ids = torch.where(compute, state.ids, state.computed_ids)
+        if self.features is not None:
+            refreshed = (computed | ~window).all(1) & live[:, 0]
+        state.computed_ids = torch.where(computed, state.ids, state.computed_ids)
         if self.cache is not None and bool((state.dirty & live).any()):
             raise AssertionError("keys and values of an earlier id would have been read; please report this")
         rows, slots, logits = (torch.cat(found) for found in zip(*parts, strict=True))
-        return Found(rows, slots, logits, compute, refreshed)
+        return Found(rows, slots, logits, computed, refreshed, round(self._tokens))
 
     def _groups(self, compute: torch.Tensor, refreshed: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Rows that are computed together: those of which all is computed, and the others."""
+        """Rows that are computed together: those of which all is computed, and the others; or each alone."""
         busy = compute.any(1)
+        if self.growth is not None or self.features is not None:
+            yield from busy.nonzero()
+            return
         for chosen in (busy & refreshed, busy & ~refreshed):
             if bool(chosen.any()):
                 yield chosen.nonzero()[:, 0]
@@ -97,14 +115,66 @@ class CachedModel:
         )
         if self.cache is not None:
             self.cache.begin(call)
-        logits = self.layout.logits(call, self.cache)
+        with self._watching(state, rows, slots, call):
+            logits = self.layout.logits(call, self.cache)
+        self._count(state, rows, compute)
         asked = asked[:, keep]
         where = asked.nonzero()
         return rows[where[:, 0]], slots[:, keep][asked], logits[where[:, 0], where[:, 1]]
 
+    @contextmanager
+    def _watching(self, state: DecodeState, rows: torch.Tensor, slots: torch.Tensor, call: Pass) -> Iterator[None]:
+        """What the strategy has asked to see or to steer of a pass."""
+        growth, features, cache = self.growth, self.features, self.cache
+        with ExitStack() as stack:
+            if self.strategy.listens:
+                stack.enter_context(listening(self._listener(state, rows, slots)))
+            if growth is not None and cache is not None:
+                order = torch.arange(call.width, device=slots.device)[None]
+                ids, positions = (x[rows, : call.width] for x in (state.ids, state.positions))
+                visible = _visible(state, rows, order, call.width)
+                full = replace(call, ids=ids, positions=positions, slots=None, visible=visible)
+                stack.enter_context(growth.running(full, int(rows), slots, cache))
+            if features is not None and cache is not None:
+                row, changed, window = int(rows), state.dirty[rows][0], state.window[rows][0]
+
+                def plan(layer: int) -> LayerPlan:
+                    asked = self.strategy.layer_plan(state, row, layer)
+                    return replace(asked, compute=(asked.compute | changed) & window, checked=asked.checked & window)
+
+                stack.enter_context(features.running(call, row, cache, plan))
+            yield
+
+    def _listener(self, state: DecodeState, rows: torch.Tensor, slots: torch.Tensor) -> Listener:
+        growth = self.growth
+
+        def listener(
+            layer: int, queries: torch.Tensor, keys: torch.Tensor, visible: torch.Tensor | None
+        ) -> torch.Tensor | None:
+            now = slots if growth is None else growth.slots
+            view = LayerView(state, rows, now, layer, queries, keys, visible)
+            found = self.strategy.reads(view)
+            if growth is not None and now.shape[1] < keys.shape[2]:
+                growth.wanted = self.strategy.grows_after(view)
+            return found
+
+        return listener
+
+    def _count(self, state: DecodeState, rows: torch.Tensor, compute: torch.Tensor) -> None:
+        """Add what the pass has computed."""
+        if self.features is not None:
+            self._tokens += self.features.tokens
+            return
+        tokens = float(compute[rows].sum())
+        if self.growth is not None and self.growth.grown_at is not None:
+            left_out = float((state.window & ~compute)[rows].sum())
+            size = len(self.growth.layers.each)
+            tokens += left_out * (size - self.growth.grown_at) / size
+        self._tokens += tokens
+
     def _slots(self, compute: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Slots of the computed tokens [N, Q], and which of them are not there only to fill the row [N, Q]."""
-        if self.cache is None:  # the tokens that are computed are also all that there is to see
+        if self.cache is None or self.features is not None:  # all that a layer sees is what enters it
             leading = torch.arange(_width(compute), device=compute.device)
             return leading.expand(len(compute), -1), compute[:, : len(leading)]
         counts = compute.sum(1)

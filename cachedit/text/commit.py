@@ -37,7 +37,7 @@ class Quota:
     """As many tokens per step as the number of steps asks for: the base sampler of LLaDA.
 
     The steps are shared out evenly among the blocks and the masks of a block among its steps; what is left over goes to
-    the first ones.
+    the first ones. Where a strategy lets tokens of several blocks be decided, all masks are shared out among all steps.
 
     Attributes:
         steps: number of steps in all; None for one per token.
@@ -72,13 +72,14 @@ class Quota:
                 f"steps={self.steps} for {int(self._blocks.max())} blocks; allowed: one step per block or more. Raise "
                 "steps or block_length."
             )
+        self._sliding = torch.zeros_like(state.done)
         self._priority = None
         if self.order == "random":
-            drawn = [
-                torch.rand(len(row), generator=generator, device=generator.device if generator else None)
-                for row, generator in zip(state.ids, generators, strict=True)
-            ]
-            self._priority = torch.stack([row.to(state.ids.device) for row in drawn])
+            self._priority = torch.zeros(state.ids.shape, device=state.ids.device)
+            for row, (masked, generator) in enumerate(zip(state.masked, generators, strict=True)):
+                device = state.ids.device if generator is None else generator.device
+                drawn = torch.rand(int(masked.sum()), generator=generator, device=device)
+                self._priority[row, masked] = drawn.to(state.ids.device)
 
     def count(self, state: DecodeState) -> torch.Tensor:
         """Tokens of this step [B]."""
@@ -86,7 +87,10 @@ class Quota:
             return torch.ones_like(state.block)
         block = state.block - state.first_block
         steps = self.steps // self._blocks + (block < self.steps % self._blocks)
-        return (state.block_masks // steps + (state.block_step < state.block_masks % steps)).clamp_min(1)
+        share = (state.block_masks // steps + (state.block_step < state.block_masks % steps)).clamp_min(1)
+        self._sliding |= (state.open & ~state.in_block).any(1)
+        left = (self.steps - state.step).clamp_min(1)
+        return torch.where(self._sliding, (state.masked.sum(1) + left - 1) // left, share)
 
     def foresee(self, state: DecodeState) -> torch.Tensor | None:
         """The next tokens of the drawn order."""

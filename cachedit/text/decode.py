@@ -31,7 +31,7 @@ class Event:
         committed: tokens that the step decided.
         computed: tokens whose keys and values the step computed; the others were taken from the cache.
         confidence: of the model in the tokens that the step decided, 0 elsewhere.
-        tokens_computed: how many tokens the step computed, over all rows.
+        tokens_computed: how many tokens the step computed, over all rows; on average over layers that differ.
         prompt_length: where the answer starts.
         finished: True for the last event.
     """
@@ -98,7 +98,7 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy |
     Args:
         model: a language model, wrapped or not.
         input_ids: the prompts, integers [P] or [B, P].
-        strategy: name or instance of a text strategy; None for what the model is wrapped with, else "auto".
+        strategy: name or instance of a text strategy; None for what the model is wrapped with.
         **options: the strategy's own options, and
 
             * ``attention_mask`` [B, P]: 0 for padding, on either side; the answer follows the last prompt token;
@@ -111,8 +111,7 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy |
             * ``eos_token_id``: ends a row once all before it is decided; the rest is ``pad_token_id``, or that token;
             * ``mask_token_id``: None for the one in the model's configuration;
             * ``attention``: "full", or "block" for models trained block-causally; None for what the layout tells;
-            * ``shift``: 1 if logits are for the next token; None for what the layout tells;
-            * ``profile``: what the probe of this model stored.
+            * ``shift``: 1 if logits are for the next token; None for what the layout tells.
 
     Returns:
         Token ids [B * num_return_sequences, P + gen_length], the prompts included.
@@ -136,13 +135,12 @@ def stream(
     """
     names = {field.name for field in fields(Request)}
     request = Request(**{name: value for name, value in options.items() if name in names})
-    profile = options.pop("profile", None)
     rest = {name: value for name, value in options.items() if name not in names}
-    setting = _setting(model, strategy, profile, rest)
-    return _decode(setting, *_start(setting, input_ids, request))
+    setting = _setting(model, strategy, rest)
+    return Decoding(setting, input_ids, request).events()
 
 
-def _setting(model: Any, strategy: str | TextStrategy | None, profile: Any, options: dict[str, Any]) -> Setting:
+def _setting(model: Any, strategy: str | TextStrategy | None, options: dict[str, Any]) -> Setting:
     own, common = split_options(options)
     on_model = setting_on(model)
     if strategy is None and on_model is not None:
@@ -167,85 +165,103 @@ def _over(given: TextOptions, before: TextOptions) -> TextOptions:
     return TextOptions(**chosen)
 
 
-@dataclass
-class _Start:
-    state: DecodeState
-    request: Request
-    mask_token_id: int
-    prompt_length: int
+class Decoding:
+    """One decoding of a batch, before its first step and during it.
 
+    Attributes:
+        state: where it stands.
+        run: its record.
+    """
 
-def _start(setting: Setting, input_ids: torch.Tensor, request: Request) -> tuple[_Start]:
-    """The state before the first step; every error is raised here."""
-    ids = torch.atleast_2d(input_ids)
-    if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"got input_ids {ids.dtype} {list(input_ids.shape)}; allowed: integers [P] or [B, P]")
-    mask = torch.ones_like(ids) if request.attention_mask is None else torch.atleast_2d(request.attention_mask)
-    if mask.shape != ids.shape:
-        raise ValueError(f"got an attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}; allowed: the same")
-    token, shift = setting.mask_token_id(), setting.shift
-    repeated = (x.long().repeat_interleave(request.num_return_sequences, 0) for x in (ids, mask.to(ids.device)))
-    ids, mask = repeated
-    (batch, prompt), length = ids.shape, request.gen_length
-    if shift and not bool(mask.any(1).all()):
-        raise ValueError(
-            "got an empty prompt; allowed: at least one token, whose logits are for the first of the answer"
-        )
-    block_causal = setting.attention() == "block"
-    seen = torch.cat([mask, mask.new_ones(batch, length)], 1).bool()
-    positions = (seen.cumsum(1) - 1).clamp_min(0)
-    behind = torch.arange(-prompt, length, device=ids.device).expand(batch, -1)
-    block_of = positions // request.block_length if block_causal else (behind // request.block_length).clamp_min(-1)
-    ids = torch.cat([ids, ids.new_full((batch, length), token)], 1)
-    state = DecodeState(ids, seen, seen, positions, block_of, behind >= 0, block_causal, shift)
-    return (_Start(state, request, token, prompt),)
+    def __init__(self, setting: Setting, input_ids: torch.Tensor, request: Request) -> None:
+        """Prepare everything; whatever is impossible is said here.
 
-
-@torch.no_grad()
-def _decode(setting: Setting, start: _Start) -> Iterator[Event]:
-    state, request = start.state, start.request
-    strategy, batch = setting.strategy, len(state.ids)
-    rule = commit_rule(request.steps, request.order, request.threshold, request.factor, request.entropy_bound)
-    generators = request.generators(batch)
-    rule.begin(state, generators)
-    if strategy.needs_foresight and rule.foresee(state) is None:
-        raise ValueError(
-            f"{strategy} must know the order of the commits beforehand, and confidence tells it only afterwards. Allowed: "
-            "order='random'."
-        )
-    entropy = rule.needs_entropy or strategy.needs_entropy
-    model = CachedModel(setting.layout, strategy, batch, state.ids.shape[1])
-    run = TextRun(str(strategy), batch, start.prompt_length, request.gen_length)
-    remember(setting.model, run)
-    try:
-        while not bool(state.done.all()):
-            began = time.perf_counter()
-            total = int((state.window & ~state.done[:, None]).sum())
-            state.planned = rule.foresee(state)
-            found = model.step(state, state.asked_for(state.open))
-            tokens = propose(state, found, start.mask_token_id, request.temperature, generators, entropy)
-            picked = rule.select(state)
-            state.commit(picked, tokens)
-            if request.eos_token_id is not None:
-                filler = request.eos_token_id if request.pad_token_id is None else request.pad_token_id
-                state.end_at(request.eos_token_id, filler, start.prompt_length)
-            state.enter_blocks()
-            event = Event(
-                run.nfe,
-                state.ids.clone(),
-                picked,
-                found.computed,
-                state.confidence.masked_fill(~picked, 0),
-                int(found.computed.sum()),
-                start.prompt_length,
-                bool(state.done.all()),
+        Raises:
+            UnsupportedModelError: the strategy is wrong for the model.
+            ValueError: an impossible option.
+        """
+        self.setting, self.request = setting, request
+        self.mask_token_id = setting.mask_token_id()
+        self.state = self._before_the_first_step(input_ids)
+        batch, width = self.state.ids.shape
+        self.prompt_length = width - request.gen_length
+        self.rule = commit_rule(request.steps, request.order, request.threshold, request.factor, request.entropy_bound)
+        self.generators = request.generators(batch)
+        self.rule.begin(self.state, self.generators)
+        strategy = setting.strategy
+        if strategy.needs_foresight and self.rule.foresee(self.state) is None:
+            raise ValueError(
+                f"{strategy} must know the order of the commits beforehand, and confidence tells it only afterwards. "
+                "Allowed: order='random'."
             )
-            run.cache_bytes_peak = max(run.cache_bytes_peak, model.bytes)
-            spent, refreshed = 1e3 * (time.perf_counter() - began), bool(found.refreshed.any())
-            run.steps.append(TextStep(run.nfe, event.tokens_computed, total, int(picked.sum()), refreshed, spent))
-            if event.finished:
-                run.status = "finished"
-            yield event
-    finally:
-        if run.status == "running":
-            run.status = "aborted"
+        self.model = CachedModel(setting.layout, strategy, batch, width)
+        self.run = TextRun(str(strategy), batch, self.prompt_length, request.gen_length)
+
+    def _before_the_first_step(self, input_ids: torch.Tensor) -> DecodeState:
+        request, ids = self.request, torch.atleast_2d(input_ids)
+        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"got input_ids {ids.dtype} {list(input_ids.shape)}; allowed: integers [P] or [B, P]")
+        mask = torch.ones_like(ids) if request.attention_mask is None else torch.atleast_2d(request.attention_mask)
+        if mask.shape != ids.shape:
+            raise ValueError(
+                f"got an attention_mask {list(mask.shape)} for input_ids {list(ids.shape)}; allowed: equal"
+            )
+        repeats, shift = request.num_return_sequences, self.setting.shift
+        ids, mask = (x.long().repeat_interleave(repeats, 0) for x in (ids, mask.to(ids.device)))
+        (batch, prompt), length = ids.shape, request.gen_length
+        if shift and not bool(mask.any(1).all()):
+            raise ValueError(
+                "got an empty prompt; allowed: one token or more, whose logits are for the first answer token"
+            )
+        block_causal = self.setting.attention() == "block"
+        seen = torch.cat([mask, mask.new_ones(batch, length)], 1).bool()
+        positions = (seen.cumsum(1) - 1).clamp_min(0)
+        behind = torch.arange(-prompt, length, device=ids.device).expand(batch, -1)
+        block_of = (
+            (positions if block_causal else behind).div(request.block_length, rounding_mode="floor").clamp_min(-1)
+        )
+        ids = torch.cat([ids, ids.new_full((batch, length), self.mask_token_id)], 1)
+        return DecodeState(ids, seen, seen, positions, block_of, behind >= 0, block_causal, shift)
+
+    @torch.no_grad()
+    def events(self) -> Iterator[Event]:
+        """Step until every row is done."""
+        remember(self.setting.model, self.run)
+        try:
+            while not bool(self.state.done.all()):
+                event = self._step()
+                if event.finished:
+                    self.run.status = "finished"
+                yield event
+        finally:
+            if self.run.status == "running":
+                self.run.status = "aborted"
+
+    def _step(self) -> Event:
+        began, state, request, run = time.perf_counter(), self.state, self.request, self.run
+        total = int((state.window & ~state.done[:, None]).sum())
+        state.narrowed = self.setting.strategy.candidates(state)
+        state.planned = self.rule.foresee(state)
+        found = self.model.step(state, state.asked_for(state.candidates))
+        entropy = self.rule.needs_entropy or self.setting.strategy.needs_entropy
+        tokens = propose(state, found, self.mask_token_id, request.temperature, self.generators, entropy)
+        picked = self.rule.select(state)
+        state.commit(picked, tokens)
+        if request.eos_token_id is not None:
+            filler = request.eos_token_id if request.pad_token_id is None else request.pad_token_id
+            state.end_at(request.eos_token_id, filler, self.prompt_length)
+        state.enter_blocks()
+        event = Event(
+            run.nfe,
+            state.ids.clone(),
+            picked,
+            found.computed,
+            state.confidence.masked_fill(~picked, 0),
+            found.tokens,
+            self.prompt_length,
+            bool(state.done.all()),
+        )
+        run.cache_bytes_peak = max(run.cache_bytes_peak, self.model.bytes)
+        spent, refreshed = 1e3 * (time.perf_counter() - began), bool(found.refreshed.any())
+        run.steps.append(TextStep(run.nfe, event.tokens_computed, total, int(picked.sum()), refreshed, spent))
+        return event

@@ -9,11 +9,15 @@ from typing import Any
 
 import torch
 
+from cachedit.errors import UnsupportedModelError
 from cachedit.text.caching import CachedModel, inside
 from cachedit.text.masks import mask_kind
 from cachedit.text.record import TextRun, TextStep
 from cachedit.text.session import ATTRIBUTE, Setting, remember
 from cachedit.text.state import DecodeState
+
+KNOWN = ("input_ids", "attention_mask", "position_ids")
+PROBED = 32  # tokens of a block of most block-causal models, to find out whether one is
 
 
 class DropIn:
@@ -75,7 +79,7 @@ class DropIn:
         """The model's answer; from the cache where a step of a decoding is recognised."""
         ids = kwargs.get("input_ids", args[0] if args else None)
         mask, positions = kwargs.get("attention_mask"), kwargs.get("position_ids")
-        others = [k for k, v in kwargs.items() if k not in _KNOWN and v is not None]
+        others = [k for k, v in kwargs.items() if k not in KNOWN and v is not None]
         recognised = isinstance(ids, torch.Tensor) and ids.ndim == 2 and len(args) < 2 and not others
         whole = not isinstance(mask, torch.Tensor) or mask.ndim == 2
         training = torch.is_grad_enabled() or self.setting.model.training
@@ -91,7 +95,10 @@ class DropIn:
         state = self._follow(ids, mask.bool(), positions)
         assert self._cached is not None
         assert self._run is not None
-        wanted = state.in_block if self.pipeline is not None else state.asked_for(state.masked)
+        idle = ~state.masked.any(1, keepdim=True)
+        wanted = (
+            state.in_block if self.pipeline is not None else state.asked_for(state.masked) | (idle & state.in_block)
+        )
         total = int(state.window.sum())
         found = self._cached.step(state, wanted)
         first = ids.shape[1] - int(wanted[0].sum()) if self.pipeline is not None else 0
@@ -99,8 +106,7 @@ class DropIn:
         logits[found.rows, found.slots - first] = found.logits
         run, spent = self._run, 1e3 * (time.perf_counter() - began)
         run.cache_bytes_peak = max(run.cache_bytes_peak, self._cached.bytes)
-        computed = int(found.computed.sum())
-        run.steps.append(TextStep(run.nfe, computed, total, 0, bool(found.refreshed.any()), spent))
+        run.steps.append(TextStep(run.nfe, found.tokens, total, 0, bool(found.refreshed.any()), spent))
         from transformers.modeling_outputs import MaskedLMOutput
 
         return MaskedLMOutput(logits=logits)
@@ -111,13 +117,14 @@ class DropIn:
         if positions is None:
             positions = (seen.cumsum(1) - 1).clamp_min(0)
         positions = positions.expand_as(ids)
-        if state is None or not _follows(state, ids, masked):
+        if state is None or not self._follows(state, ids, masked):
             return self._begin(ids, seen, positions, masked)
         known = state.ids.shape[1]
         picked = ids[:, :known] != state.ids
         assert self._run is not None
         self._run.steps[-1].committed = int(picked.sum())
         state.commit(picked, ids[:, :known])
+        state.mask(masked[:, :known])
         if ids.shape[1] > known:
             state.extend(*(x[:, known:] for x in (ids, seen, positions, self._blocks(ids, positions, masked), masked)))
         self._place(state)
@@ -128,7 +135,7 @@ class DropIn:
     ) -> DecodeState:
         self._end("finished")
         attention = self._attention()
-        exists = torch.ones_like(seen) if self.pipeline is not None else seen
+        exists = torch.ones_like(seen) if self.pipeline is not None else seen | masked
         blocks = self._blocks(ids, positions, masked)
         state = self._state = DecodeState(
             ids.clone(), seen, exists, positions, blocks, masked, attention == "block", self.setting.shift
@@ -173,20 +180,25 @@ class DropIn:
 
     def _attention(self) -> str:
         """Which tokens see each other when the pipeline calls the model; asked of the model itself, once per length."""
-        length = self._block_length()
-        if self.pipeline is None or length is None or self.setting.options.attention is not None:
+        told = self._block_length()
+        if self.setting.options.attention is not None:
             return self.setting.attention()
+        length = told or PROBED
         if length not in self._kinds:
             self._kinds[length] = mask_kind(self._plain, self.setting.model, length)
+        if self._kinds[length] == "block" and told is None:
+            raise UnsupportedModelError(
+                f"{type(self.setting.model).__name__} lets no token see a later block, and the length of a "
+                "block is not known. Pass block_length= to wrap."
+            )
         return self.setting.attention(self._kinds[length])
 
+    def _follows(self, state: DecodeState, ids: torch.Tensor, masked: torch.Tensor) -> bool:
+        """Whether these ids are what a loop has made of the state.
 
-_KNOWN = ("input_ids", "attention_mask", "position_ids")
-
-
-def _follows(state: DecodeState, ids: torch.Tensor, masked: torch.Tensor) -> bool:
-    """Whether these ids are what a loop has made of the state: nothing that was decided is masked again."""
-    batch, known = state.ids.shape
-    if len(ids) != batch or ids.shape[1] < known or ids.device != state.ids.device:
-        return False
-    return not bool((masked[:, :known] & ~state.masked).any())
+        Where no pipeline tells, a run is over once a token that was decided is masked again; a pipeline may do that.
+        """
+        batch, known = state.ids.shape
+        if len(ids) != batch or ids.shape[1] < known or ids.device != state.ids.device:
+            return False
+        return self.pipeline is not None or not bool((masked[:, :known] & ~state.masked).any())

@@ -16,12 +16,12 @@ def propose(
     generators: list[torch.Generator | None],
     entropy: bool,
 ) -> torch.Tensor:
-    """Tokens [B, S] for the open places; their confidence, and entropy if it is wanted, go into the state.
+    """Tokens [B, S] for the candidates; their confidence, and entropy if it is wanted, go into the state.
 
     The mask token is never proposed. At a temperature above 0 a token is drawn (the Gumbel maximum), each row with its
     own generator; the confidence is the probability of what was drawn at temperature 1.
     """
-    rows, slots = state.open.nonzero(as_tuple=True)
+    rows, slots = state.candidates.nonzero(as_tuple=True)
     at = slots if state.before is None else state.before[rows, slots]
     place = torch.zeros_like(state.ids)
     place[found.rows, found.slots] = torch.arange(len(found.rows), device=place.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -34,6 +35,8 @@ class DecodeState:
         block_masks: masked tokens of the block when the row entered it [B].
         done: rows that are finished [B].
         planned: tokens that this step will commit, where the commit rule knows; else None.
+        narrowed: masked tokens that a strategy lets this step commit; None for those of the block.
+        notes: what a strategy remembers of earlier steps; rows of a batch have rows of their own there.
     """
 
     ids: torch.Tensor
@@ -45,6 +48,8 @@ class DecodeState:
     block_causal: bool = False
     shift: int = 0
     planned: torch.Tensor | None = None
+    narrowed: torch.Tensor | None = None
+    notes: dict[Any, Any] = field(default_factory=dict)
     age: torch.Tensor = field(init=False)
     computed_ids: torch.Tensor = field(init=False)
     confidence: torch.Tensor = field(init=False)
@@ -129,7 +134,13 @@ class DecodeState:
     @property
     def open(self) -> torch.Tensor:
         """Tokens that this step may commit."""
-        return self.masked & self.in_block & ~self.done[:, None]
+        allowed = self.in_block if self.narrowed is None else self.narrowed
+        return self.masked & allowed & ~self.done[:, None]
+
+    @property
+    def candidates(self) -> torch.Tensor:
+        """Tokens that the model must propose something for."""
+        return self.open if self.planned is None else self.planned
 
     def asked_for(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens at which the logits for ``tokens`` are given."""
@@ -149,6 +160,11 @@ class DecodeState:
         self.age = torch.where(picked, 0, self.age)
         self.step = self.step + live
         self.block_step = self.block_step + live
+
+    def mask(self, masked: torch.Tensor) -> None:
+        """Say which tokens are masked, where the loop is not ours: a model may decide on the mask token itself."""
+        self.masked = masked.clone()
+        self.age = torch.where(masked, -1, self.age)
 
     def end_at(self, token: int, filler: int, start: int) -> None:
         """End every row that has decided on ``token`` from ``start`` on, and on all before it; the rest is filled."""

@@ -11,6 +11,7 @@ from cachedit.registry import Strategy
 from cachedit.text.options import COMMON
 
 if TYPE_CHECKING:
+    from cachedit.text.listening import LayerView
     from cachedit.text.state import DecodeState
 
 
@@ -27,6 +28,21 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
+class LayerPlan:
+    """What a layer computes of a row.
+
+    Attributes:
+        compute: tokens that are computed [S].
+        checked: tokens whose values are computed and compared with the kept ones [S].
+        count: of the checked ones, so many whose values have turned most are computed too.
+    """
+
+    compute: torch.Tensor
+    checked: torch.Tensor
+    count: int
+
+
+@dataclass(frozen=True)
 class TextStrategy(Strategy, abstract=True):
     """A cache of keys and values of a diffusion language model. Subclass it as a frozen dataclass.
 
@@ -38,6 +54,32 @@ class TextStrategy(Strategy, abstract=True):
     caches: ClassVar[bool] = True  # False: no keys and values are kept at all
     block_causal: ClassVar[bool] = False  # True: right only where no token sees a later block
     needs_entropy: ClassVar[bool] = False
+    listens: ClassVar[bool] = False  # True: ``reads`` is asked in every layer
+    grows: ClassVar[bool] = False  # True: ``grows_after`` is asked in every layer; takes ``listens``
+    by_layer: ClassVar[bool] = False  # True: ``layer_plan`` is asked in every layer instead of ``plan``
+
+    def candidates(self, state: DecodeState) -> torch.Tensor:
+        """Masked tokens that this step may commit [B, S], some in every row that has any; those of the block."""
+        return state.masked & state.in_block
+
+    def reads(self, view: LayerView) -> torch.Tensor | None:
+        """Slots that the queries of a layer read, bool [N, 1 or Hk, W]; None for all of them.
+
+        What is worth remembering of the layer goes into ``view.state.notes``.
+        """
+        return None
+
+    def grows_after(self, view: LayerView) -> bool:
+        """Whether all layers behind this one compute every token; asked after ``reads``, one row at a time."""
+        return False
+
+    def layer_plan(self, state: DecodeState, row: int, layer: int) -> LayerPlan:
+        """What a layer computes of a row.
+
+        Raises:
+            NotImplementedError: the strategy does not plan by layer.
+        """
+        raise NotImplementedError(type(self).__name__)
 
     @property
     def needs_foresight(self) -> bool:

@@ -15,7 +15,8 @@ class Layout(Protocol):
     """A model whose tokens can be computed one by one."""
 
     shift: ClassVar[int]
-    attention: ClassVar[str | None]
+    attention: str | None
+    model: Any
 
     def logits(self, call: Pass, cache: SlotCache | None) -> torch.Tensor:
         """Logits of the kept columns [N, K, V]; keys and values go through the cache, if there is one."""

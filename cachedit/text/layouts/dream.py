@@ -18,7 +18,7 @@ class DreamLayout:
     """The forward of every self-attention is replaced for a pass; angles are those of the pass, not of the model."""
 
     shift: ClassVar[int] = 1
-    attention: ClassVar[str | None] = "full"
+    attention: str | None = "full"
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model

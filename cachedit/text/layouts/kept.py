@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from cachedit.text.listening import attention_of
 from cachedit.text.slots import Pass, SlotCache
 
 SPELLINGS = ("cache", "past_key_values")  # transformers renamed the argument
@@ -49,9 +50,10 @@ class KeptLayout:
             options[self._name] = as_cache(cache)
         if self._keeps and call.keep is not None:
             options["logits_to_keep"] = call.keep
-        found: torch.Tensor = self.model(
-            input_ids=call.ids, position_ids=call.positions, attention_mask=self._mask(call), **options
-        ).logits
+        with attention_of(getattr(self.model, "config", None)):
+            found: torch.Tensor = self.model(
+                input_ids=call.ids, position_ids=call.positions, attention_mask=self._mask(call), **options
+            ).logits
         return found if self._keeps or call.keep is None else found[:, call.keep]
 
     def _mask(self, call: Pass) -> torch.Tensor | None:

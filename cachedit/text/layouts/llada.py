@@ -18,7 +18,7 @@ class LLaDALayout:
     """Only ``attention`` knows where a token stands, so only it is replaced; a pass later it is back."""
 
     shift: ClassVar[int] = 0
-    attention: ClassVar[str | None] = "full"
+    attention: str | None = "full"
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
+from cachedit.text.listening import attended
 from cachedit.text.slots import Pass, SlotCache
 
 
@@ -30,9 +30,7 @@ def attend(
 ) -> torch.Tensor:
     """What rotated queries [N, H, Q, D] read, [N, Q, H * D]; fresh keys and values go into the cache, if any."""
     keys, values = (k, v) if cache is None else cache.write(layer, k, v)
-    grouped = keys.shape[1] != q.shape[1]
-    found = functional.scaled_dot_product_attention(q, keys, values, call.visible, enable_gqa=grouped)
-    return found.transpose(1, 2).flatten(2)
+    return attended(q, keys, values, layer, call.visible).transpose(1, 2).flatten(2)
 
 
 @contextmanager

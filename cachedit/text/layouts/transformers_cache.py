@@ -10,7 +10,7 @@ from transformers.cache_utils import Cache
 from cachedit.text.slots import SlotCache
 
 
-class KeptSlots(Cache):  # type: ignore[misc]
+class KeptSlots(Cache):
     """What attention modules call ``update`` on."""
 
     def __init__(self, slots: SlotCache) -> None:

@@ -1,0 +1,152 @@
+"""Attention processors of a stock Wan transformer: self-attention over a ring, cross-attention to kept text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import torch
+
+from cachedit.video.opening import Opening
+from cachedit.video.ring import RollingKVCache
+
+
+@dataclass
+class Branch:
+    """One guidance path of a video.
+
+    embeds: text the model is given, [B, tokens, channels].
+    cache:  keys and values of its frames.
+    text:   keys and values of the text by layer, which depend on nothing else.
+    """
+
+    embeds: torch.Tensor
+    cache: RollingKVCache
+    text: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
+
+    def prompt(self, embeds: torch.Tensor) -> None:
+        """Give it other text."""
+        self.embeds = embeds
+        self.text.clear()
+
+
+class Current:
+    """The pass that the processors of a model are in; outside of one they are the model's own."""
+
+    def __init__(self) -> None:
+        self.branch: Branch | None = None
+        self.opening: Opening | None = None
+        self.writes = False  # the pass is there for what it writes; what the model predicts is not looked at
+        self._lock = Lock()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Current:
+        return memo.setdefault(id(self), Current())
+
+    @contextmanager
+    def pass_over(self, branch: Branch, opening: Opening, writes: bool = False) -> Iterator[None]:
+        """Inside, the model's forward is this pass.
+
+        Raises:
+            RuntimeError: another thread is in one.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError(
+                "two threads run one video model at once; allowed: one at a time. Give each thread its own copy."
+            )
+        try:
+            self.branch, self.opening, self.writes = branch, opening, writes
+            yield
+        finally:
+            self.branch, self.opening, self.writes = None, None, False
+            self._lock.release()
+
+
+class RingSelfAttention:
+    """Self-attention of the frames of a pass over the ring of the current branch."""
+
+    _parallel_config = None
+
+    def __init__(self, current: Current, layer: int, stock: Any) -> None:
+        self.current, self.layer, self.stock = current, layer, stock
+        self._attention_backend = getattr(stock, "_attention_backend", None)
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        rotary_emb: Any = None,
+    ) -> torch.Tensor:
+        """The model's own rotary embedding and mask are put aside: the ring knows the frames and who sees whom."""
+        branch, opening = self.current.branch, self.current.opening
+        if branch is None or opening is None:
+            return self.stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+        q, k, v = _projected(attn, hidden_states)
+        if self.current.writes and self.layer == branch.cache.layers - 1:
+            for _ in branch.cache.read(self.layer, opening, q, k, v):
+                pass
+            return hidden_states  # nothing follows that is kept
+        found = [
+            _attend(queries, keys, values, self._attention_backend)
+            for queries, keys, values in branch.cache.read(self.layer, opening, q, k, v)
+        ]
+        return _out(attn, found[0] if len(found) == 1 else torch.cat(found, 1))
+
+
+class TextCrossAttention:
+    """Cross-attention whose keys and values are computed once per prompt."""
+
+    _parallel_config = None
+
+    def __init__(self, current: Current, layer: int, stock: Any) -> None:
+        self.current, self.layer, self.stock = current, layer, stock
+        self._attention_backend = getattr(stock, "_attention_backend", None)
+
+    def __call__(
+        self,
+        attn: Any,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        rotary_emb: Any = None,
+    ) -> torch.Tensor:
+        """The text itself is looked at only where it has not been before."""
+        branch = self.current.branch
+        if branch is None or encoder_hidden_states is None:
+            return self.stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
+        if self.current.writes and self.layer == branch.cache.layers - 1:
+            return hidden_states
+        if self.layer not in branch.text:
+            if getattr(attn, "fused_projections", False):
+                k, v = attn.to_kv(encoder_hidden_states).chunk(2, dim=-1)
+            else:
+                k, v = attn.to_k(encoder_hidden_states), attn.to_v(encoder_hidden_states)
+            branch.text[self.layer] = _heads(attn, attn.norm_k(k)), _heads(attn, v)
+        q = _heads(attn, attn.norm_q(attn.to_q(hidden_states)))
+        return _out(attn, _attend(q, *branch.text[self.layer], self._attention_backend))
+
+
+def _projected(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if getattr(attn, "fused_projections", False):
+        q, k, v = attn.to_qkv(x).chunk(3, dim=-1)
+    else:
+        q, k, v = attn.to_q(x), attn.to_k(x), attn.to_v(x)
+    return _heads(attn, attn.norm_q(q)), _heads(attn, attn.norm_k(k)), _heads(attn, v)
+
+
+def _heads(attn: Any, x: torch.Tensor) -> torch.Tensor:
+    return x.unflatten(2, (attn.heads, -1))  # [B, N, H, D]
+
+
+def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: Any) -> torch.Tensor:
+    from diffusers.models.attention_dispatch import dispatch_attention_fn
+
+    return dispatch_attention_fn(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, backend=backend)
+
+
+def _out(attn: Any, x: torch.Tensor) -> torch.Tensor:
+    return attn.to_out[1](attn.to_out[0](x.flatten(2, 3)))

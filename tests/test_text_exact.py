@@ -1,0 +1,154 @@
+"""Where a text cache must give what a decoding without one gives: the exactness table of the issue, E1 to E8."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from language_models import MASK, MODELS, model, prompts
+
+import cachedit
+from cachedit.strategies.block_exact import BlockExact
+from cachedit.strategies.dkv_cache import DkvCache
+from cachedit.strategies.no_cache import NoCache
+from cachedit.text import DecodeState, StepPlan, TextStrategy
+from cachedit.text.caching import CachedModel
+from cachedit.text.decode import Decoding, Request
+from cachedit.text.layouts import layout_of
+from cachedit.text.options import TextOptions
+from cachedit.text.session import Setting
+from cachedit.text.slots import Pass
+
+every_model = pytest.mark.parametrize("name", MODELS)
+PLAIN: dict[str, Any] = {"gen_length": 24, "block_length": 8}
+
+
+def started(name: str, prompt: torch.Tensor, length: int, **options: Any) -> DecodeState:
+    """The state before the first step."""
+    setting = Setting.of(model(name), NoCache(), TextOptions(mask_token_id=MASK, **options))
+    return Decoding(setting, prompt, Request(gen_length=length, block_length=8)).state
+
+
+def steps_of(name: str, strategy: TextStrategy, **options: Any) -> list[torch.Tensor]:
+    """Logits of every step, and the tokens at the end."""
+    found: list[torch.Tensor] = []
+    step = CachedModel.step
+
+    def noted(self: CachedModel, state: DecodeState, wanted: torch.Tensor) -> Any:
+        found.append(step(self, state, wanted))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachedModel, "step", noted)
+        tokens = cachedit.generate(model(name), prompts(2, 11), strategy, **{**PLAIN, **options})
+    return [*(one.logits for one in found), tokens]
+
+
+def same(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> bool:
+    return len(ours) == len(theirs) and all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+@every_model
+def test_refreshing_at_every_step_is_bit_equal_to_no_cache(name: str) -> None:  # E1
+    assert same(steps_of(name, DkvCache(interval=1)), steps_of(name, NoCache()))
+
+
+@pytest.mark.parametrize("cache", ["prefix", "dual"])
+def test_one_block_without_a_prompt_is_bit_equal_to_no_cache(cache: str) -> None:  # E2
+    empty, options = prompts(2, 0), {"gen_length": 16, "block_length": 16}
+    plain = cachedit.generate(model("llama"), empty, "no-cache", **options)
+    assert torch.equal(cachedit.generate(model("llama"), empty, "fast-dllm", cache=cache, **options), plain)
+
+
+@every_model
+def test_any_tokens_in_any_order_repeat_a_full_pass_on_fresh_slots(name: str) -> None:  # E3
+    state, layout = started(name, prompts(2, 11), 13), layout_of(model(name))
+    cached, everything = CachedModel(layout, DkvCache(), 2, 24), torch.ones_like(state.masked)
+    with torch.no_grad():
+        full = cached.step(state, everything).logits.view(2, 24, -1)
+        for count in (1, 5, 24):
+            chosen = torch.stack([torch.randperm(24, generator=torch.Generator().manual_seed(row)) for row in range(2)])
+            slots = chosen[:, :count]
+            call = Pass(state.ids.gather(1, slots), slots, None, slots, 24, None)
+            assert cached.cache is not None
+            cached.cache.begin(call)
+            part = layout.logits(call, cached.cache)
+            assert (part - full.gather(1, slots[:, :, None].expand_as(part))).abs().max() < 1e-12
+
+
+def test_a_token_is_computed_once_with_its_final_id_and_then_rests() -> None:  # E4
+    state = started("llama", prompts(1, 5), 12)
+    cached = CachedModel(layout_of(model("llama")), DkvCache(interval=100), 1, 17)
+    kept: dict[int, torch.Tensor] = {}
+    with torch.no_grad():
+        for _ in range(12):
+            found = cached.step(state, state.open)
+            assert cached.cache is not None
+            rows = torch.stack([*cached.cache.keys.values(), *cached.cache.values.values()])
+            for slot, before in kept.items():
+                assert torch.equal(rows[:, 0, :, slot], before)
+            for slot in (state.age >= 0)[0].nonzero()[:, 0].tolist():
+                if slot not in kept:
+                    assert found.computed[0, slot]
+                    kept[slot] = rows[:, 0, :, slot].clone()
+            first = state.open & (state.open.cumsum(1) == 1)
+            state.commit(first, torch.full_like(state.ids, 7))
+            state.enter_blocks()
+    assert set(range(16)) == set(kept)
+
+
+@pytest.mark.parametrize("strategy", ["dkv-cache", "fast-dllm"])
+def test_the_first_layer_is_never_stale(strategy: str) -> None:  # E5
+    """Its keys depend on token and place alone, so every kept one equals a fresh one at every step."""
+    step = CachedModel.step
+
+    def checked(self: CachedModel, state: DecodeState, wanted: torch.Tensor) -> Any:
+        found = step(self, state, wanted)
+        fresh = CachedModel(self.layout, DkvCache(), len(state.ids), state.ids.shape[1])
+        state.computed_ids, kept = torch.full_like(state.ids, -1), state.computed_ids
+        step(fresh, state, state.exists)
+        state.computed_ids = kept
+        assert self.cache is not None
+        assert fresh.cache is not None
+        assert torch.allclose(self.cache.keys[0], fresh.cache.keys[0], atol=1e-12, rtol=0)
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachedModel, "step", checked)
+        cachedit.generate(model("llama"), prompts(2, 11), strategy, **PLAIN)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen", "eurobert", "causal_llama"])
+def test_blocks_that_no_later_block_changes_are_kept_exactly(name: str) -> None:  # E6
+    options = {**PLAIN, "attention": "block"}
+    plain = cachedit.generate(model(name), prompts(2, 11), "no-cache", **options)
+    assert torch.equal(cachedit.generate(model(name), prompts(2, 11), BlockExact(), **options), plain)
+    run = cachedit.last_run(model(name))
+    # 11 + 24 on a grid of 8: blocks 1 (5 masks), 2, 3 and 4 (3 tokens). The first step has blocks 0 and 1, the first of
+    # each later block also the block before, and all others have their own.
+    assert run.tokens_computed == 2 * ((16 + 4 * 8) + 2 * (16 + 7 * 8) + (8 + 3 + 2 * 3))
+    assert run.tokens_total == 2 * (5 * 16 + 8 * 24 + 8 * 32 + 3 * 35)
+
+
+def test_without_the_commit_pass_blocks_would_be_wrong() -> None:
+    class Stale(BlockExact, abstract=True):
+        def plan(self, state: DecodeState) -> Any:
+            return StepPlan(state.in_block)
+
+    options = {**PLAIN, "attention": "block"}
+    plain = steps_of("llama", NoCache(), **options)
+    assert not same(steps_of("llama", Stale(), **options), plain)
+
+
+@every_model
+def test_a_full_pass_through_the_slots_is_bit_equal_to_the_plain_model(name: str) -> None:  # E8
+    state = started(name, prompts(2, 11), 13)
+    cached = CachedModel(layout_of(model(name)), DkvCache(), 2, 24)
+    with torch.no_grad():
+        ours = cached.step(state, torch.ones_like(state.masked)).logits.view(2, 24, -1)
+        visible = torch.ones(2, 1, 24, 24, dtype=torch.bool) if name == "causal_llama" else None
+        extra = {"is_causal": False} if "llama" in name or name == "qwen" else {}
+        theirs = model(name)(input_ids=state.ids, attention_mask=visible, **extra).logits
+    assert torch.equal(ours, theirs)
+    assert not any("forward" in vars(module) or "attention" in vars(module) for module in model(name).modules())
