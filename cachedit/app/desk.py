@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 from cachedit.app.job import Job
 from cachedit.app.settings import Settings
 from cachedit.app.shelf import Shelf
+
+TEXT = "language model "  # before the name of a model on the shelf
 
 
 class Desk:
@@ -62,6 +65,10 @@ class Desk:
         if self._jobs.get(session) is job:
             del self._jobs[session]
 
+    def language_model(self, model: str, job: Job) -> AbstractContextManager[Any]:
+        """A language model, "" for the sample, as ``shelf.borrowed`` gives a pipeline."""
+        return self.shelf.borrowed(f"{TEXT}{model}", job)
+
     def folder(self, session: str, name: str) -> Path:
         """A new folder of a session, inside of the app's: ``name``, or ``name-2`` if that is there.
 
@@ -83,12 +90,14 @@ class Desk:
                 return folder
 
     def _load(self, model: str) -> Any:
+        from cachedit.evaluate.language import load_language_model
         from cachedit.evaluate.loading import load_pipeline
         from cachedit.samples import sample_path
 
         settings = self.settings
-        return load_pipeline(
-            model or str(sample_path("image")),
+        load, sample = (load_language_model, "text") if model.startswith(TEXT) else (load_pipeline, "image")
+        return load(
+            model.removeprefix(TEXT) or str(sample_path(sample)),
             settings.device,
             settings.dtype,
             trust_remote_code=settings.trust_remote_code,

@@ -7,12 +7,12 @@ from pathlib import Path
 import gradio as gr
 
 from cachedit import __version__
-from cachedit.app import calibrate, image, report, video
+from cachedit.app import calibrate, image, report, text, video
 from cachedit.app.desk import Desk
 from cachedit.app.request import Source
 from cachedit.app.settings import Settings
 
-TABS = (image, video, calibrate, report)
+TABS = (image, video, text, calibrate, report)
 """A tab is a module with TITLE, NAME and ``build(desk, source)``; another one is added here."""
 
 FONTS = {"font": ["system-ui", "sans-serif"], "font_mono": ["ui-monospace", "monospace"]}  # nothing is loaded
@@ -37,14 +37,12 @@ def build(desk: Desk) -> gr.Blocks:
         desk.cancel(str(request.session_hash))
 
     with gr.Blocks(title="cachedit", analytics_enabled=False) as page:
-        gr.Markdown(
-            "# cachedit\nDiffusion models several times faster by feature caching: see what it gains and costs."
-        )
+        gr.Markdown("# cachedit\nDiffusion models several times faster by caching: see what it gains and costs.")
         with gr.Row():
             model = gr.Textbox(
                 settings.model,
                 label="Model",
-                info="folder of a diffusers pipeline or hub id; empty: the sample model",
+                info="folder of a diffusers pipeline, for text of a language model, or hub id; empty: the sample",
                 placeholder="the sample that comes with cachedit",
                 max_lines=1,
                 interactive=not settings.public,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 PROTOCOL = "whole calls, baseline and caches in turn for each prompt, one uncounted run each first, medians"
 
@@ -33,25 +34,37 @@ def describe(
         call_options: further arguments of the call.
         shape: of one prompt's pictures, ``(N, 3, H, W)``; None leaves their size out.
     """
-    from cachedit import __version__
     from cachedit.feature.attachment import find_denoisers
 
     denoiser = next(iter(find_denoisers(pipe).values()))
-    device = next(denoiser.parameters()).device
     conditions = {
         "model": getattr(pipe.config, "_name_or_path", "") or type(pipe).__name__,
         "pipeline": type(pipe).__name__,
         "denoiser": type(denoiser).__name__,
         "steps": steps,
         "sampler": type(getattr(pipe, "scheduler", None)).__name__,
-        "call_options": {key: _plain(value) for key, value in call_options.items()},
+        "call_options": plain(call_options),
         "num_prompts": len(prompts),
         "prompts": list(prompts),
         "seeds": [seed + i for i in range(len(prompts))],
         "repeats": repeats,
         "protocol": PROTOCOL,
-        "device": device_name(device),
-        "dtype": str(next(denoiser.parameters()).dtype).removeprefix("torch."),
+        **surroundings(denoiser),
+    }
+    if shape is not None:
+        frames, _, height, width = shape
+        conditions["size"] = f"{width}x{height}" + (f", {frames} frames" if frames > 1 else "")
+    return conditions
+
+
+def surroundings(model: nn.Module) -> dict[str, Any]:
+    """What a model runs on, and with which versions."""
+    from cachedit import __version__
+
+    parameter = next(model.parameters())
+    return {
+        "device": device_name(parameter.device),
+        "dtype": str(parameter.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "cachedit": __version__,
         "torch": torch.__version__,
@@ -59,10 +72,12 @@ def describe(
         "transformers": importlib.metadata.version("transformers"),
         "python": platform.python_version(),
     }
-    if shape is not None:
-        frames, _, height, width = shape
-        conditions["size"] = f"{width}x{height}" + (f", {frames} frames" if frames > 1 else "")
-    return conditions
+
+
+def plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Options as JSON; what has no form there is written out."""
+    kinds = (bool, int, float, str)
+    return {key: value if value is None or isinstance(value, kinds) else str(value) for key, value in options.items()}
 
 
 def device_name(device: torch.device) -> str:
@@ -80,7 +95,3 @@ def _processor() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from cachedit.engine import engine_of
 from cachedit.feature.attachment import find
 from cachedit.profile import Profile
 from cachedit.strategy import Strategy
+from cachedit.text.decode import Request
+from cachedit.text.strategy import TextStrategy
 from cachedit.wrap import wrap
 
 EXAMPLE = "magcache:threshold=0.12,max_skip_steps=3"
@@ -52,8 +54,7 @@ class Configuration:
         Raises:
             ValueError, TypeError: there is none of that name, or an option is impossible.
         """
-        own, _ = engine_of(Strategy.named(self.strategy)).split_options(self.options)
-        return Strategy.find(self.strategy, own)
+        return Strategy.find(self.strategy, own_options(self.strategy, self.options))
 
     def attach(self, pipe: Any) -> str:
         """Put this cache on ``pipe``, in place of any other; returns which profile it reads, "none" without one."""
@@ -69,7 +70,7 @@ def parse_configuration(text: str) -> Configuration:
     """A strategy with its options in one word: "hyca", "magcache:threshold=0.12,max_skip_steps=3".
 
     The whole text becomes the label, so that a strategy can be there several times. ``profile`` names a profile and
-    ``label`` another label; all other options are those of ``cachedit.wrap``.
+    ``label`` another label; all other options are those of ``cachedit.wrap``, for text those of ``cachedit.generate``.
 
     Raises:
         ValueError: the text has another form, or no strategy has that name.
@@ -78,13 +79,26 @@ def parse_configuration(text: str) -> Configuration:
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
     name, colon, rest = text.partition(":")
-    if not name.strip() or (colon and not rest.strip()):
+    name = name.strip()
+    if not name or (colon and not rest.strip()):
         raise ValueError(f"got the configuration {text!r}; allowed: NAME or NAME:KEY=VALUE,..., for example {EXAMPLE}.")
     options = parse_options([part.strip() for part in SEPARATOR.split(rest)] if colon else [], "a configuration")
     profile, label = options.pop("profile", None), str(options.pop("label", text))
-    own, _ = engine_of(Strategy.named(name.strip())).split_options(options)
-    Strategy.find(name.strip(), own)
-    return Configuration(name.strip(), options, None if profile is None else str(profile), label)
+    Strategy.find(name, own_options(name, options))
+    return Configuration(name, options, None if profile is None else str(profile), label)
+
+
+def own_options(strategy: str | Strategy, options: dict[str, Any]) -> dict[str, Any]:
+    """Those of some options that are a strategy's own, and not for all of its kind or, for text, of the call.
+
+    Raises:
+        ValueError: no strategy has that name, or an option of its kind has an impossible value.
+    """
+    found = Strategy.named(strategy)
+    own, _ = engine_of(found).split_options(options)
+    if not issubclass(found, TextStrategy):
+        return own
+    return {key: value for key, value in own.items() if key not in {field.name for field in fields(Request)}}
 
 
 def parse_options(pairs: list[str], asked: str = "--option") -> dict[str, Any]:

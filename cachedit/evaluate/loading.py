@@ -44,7 +44,7 @@ def load_pipeline(
     place = device_for(device)
     kind = DTYPES[dtype] if dtype else torch.float32 if place.type == "cpu" else torch.bfloat16
     try:
-        with _quiet():
+        with quiet():
             pipe = DiffusionPipeline.from_pretrained(
                 str(folder) if named_folder else model, torch_dtype=kind, trust_remote_code=trust_remote_code
             )
@@ -122,7 +122,7 @@ def _lines(text: str) -> list[str]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Loading without progress bars and hints, so that what cachedit prints stays readable."""
     from diffusers.utils import logging as diffusers_logging
     from transformers.utils import logging as transformers_logging

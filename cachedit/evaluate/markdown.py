@@ -27,11 +27,11 @@ def render_markdown(comparison: Comparison, folder: Path, title: str) -> str:
 def _lines(comparison: Comparison, folder: Path, title: str) -> Iterator[str]:
     yield f"# {title}\n"
     yield "## Conditions\n"
-    yield from _table(["condition", "value"], [list(line) for line in condition_lines(comparison.conditions)])
+    yield from table_lines(["condition", "value"], [list(line) for line in condition_lines(comparison.conditions)])
     yield "\n## Result\n"
-    yield from _table(header(comparison), [table_cells(comparison, row) for row in comparison.rows])
+    yield from table_lines(header(comparison), [table_cells(comparison, row) for row in comparison.rows])
     yield f"\n{caption(comparison)}\n"
-    yield from (f"- {_plain(line)}" for line in missing(comparison))
+    yield from (f"- {plain(line)}" for line in missing(comparison))
     for row in comparison.rows:
         yield from (f"- {line}" for line in _said(row))
     yield "\n## Prompts, lowest PSNR first\n"
@@ -43,34 +43,35 @@ def _lines(comparison: Comparison, folder: Path, title: str) -> Iterator[str]:
         others = [row.shots[index] for row in comparison.cached]
         judged = [told(other.quality, comparison.metrics, other.identical) for other in others]
         cells.append([shot.prompt, str(shot.seed), *judged])
-    yield from _table(names, cells)
+    yield from table_lines(names, cells)
     for index in order[:PICTURED]:
         files = [(row.strategy, row.shots[index].file) for row in comparison.rows]
         if all(file is not None and file.is_relative_to(folder) for _, file in files):
-            yield f"\n{_plain(comparison.baseline.shots[index].prompt)}\n"
-            links = [f"![{_plain(name)}]({file.relative_to(folder).as_posix()})" for name, file in files if file]
-            yield from _table([name for name, _ in files], [links], escaped=True)
+            yield f"\n{plain(comparison.baseline.shots[index].prompt)}\n"
+            links = [f"![{plain(name)}]({file.relative_to(folder).as_posix()})" for name, file in files if file]
+            yield from table_lines([name for name, _ in files], [links], escaped=True)
 
 
 def _said(row: Row) -> Iterator[str]:
-    name = _plain(row.strategy)
+    name = plain(row.strategy)
     if row.strip:
-        yield f"{name}: {row.strip} (■ computed, □ reused); {_plain(row.configuration)}"
+        yield f"{name}: {row.strip} (■ computed, □ reused); {plain(row.configuration)}"
     if row.rollout:
-        yield f"{name}: {_plain(in_words(row.rollout))}; {_plain(row.configuration)}"
+        yield f"{name}: {plain(in_words(row.rollout))}; {plain(row.configuration)}"
     if row.expected:
-        yield f"{name} expected {_plain(expectation(row.expected))}"
+        yield f"{name} expected {plain(expectation(row.expected))}"
     if row.note:
-        yield f"**{name}: {_plain(row.note)}**"
+        yield f"**{name}: {plain(row.note)}**"
 
 
-def _table(names: list[str], rows: list[list[str]], escaped: bool = False) -> Iterator[str]:
-    yield f"| {' | '.join(map(_plain, names))} |"
+def table_lines(names: list[str], rows: list[list[str]], escaped: bool = False) -> Iterator[str]:
+    """A table, line by line; cells that are Markdown themselves are ``escaped`` already."""
+    yield f"| {' | '.join(map(plain, names))} |"
     yield f"|{'---|' * len(names)}"
     for row in rows:
-        yield f"| {' | '.join(row if escaped else map(_plain, row))} |"
+        yield f"| {' | '.join(row if escaped else map(plain, row))} |"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     """A text that Markdown shows as it is, and that stays in its cell."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))

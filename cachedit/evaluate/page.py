@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterator
 from html import escape
 
 from torch import Tensor
 
 from cachedit.evaluate.comparison import Comparison, Row, Shot, told
+from cachedit.evaluate.document import conditions_of, document, region, table
 from cachedit.evaluate.figures import LARGEST_SIDE, LOSSLESS_SIDE, figure, film, player, shown_frames
 from cachedit.evaluate.frame_plot import frame_plot
-from cachedit.evaluate.page_style import PLAYER, STYLE
+from cachedit.evaluate.page_style import PLAYER
 from cachedit.evaluate.pictures import difference
 from cachedit.evaluate.plot import draw_plot, undrawn
 from cachedit.evaluate.rollouts import in_words
-from cachedit.evaluate.table import caption, condition_lines, expectation, header, missing, table_cells
+from cachedit.evaluate.table import caption, expectation, header, missing, table_cells
 
 GAIN = 5.0
 """How many times brighter differences are drawn; the same for every picture, so that they can be compared."""
@@ -33,61 +31,19 @@ def render(comparison: Comparison, title: str = "cachedit demo") -> str:
     """
     order = comparison.worst_first()
     prompts = "".join(_prompt(comparison, index) for index in order[:SHOWN])
-    script = f"<script>{PLAYER}</script>" if _is_video(comparison) else ""
-    return f"""<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy()}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<main>
-<h1>{escape(title)}</h1>
-<h2>Conditions</h2>
-<dl>{"".join(_conditions(comparison))}</dl>
+    cells = [table_cells(comparison, row) for row in comparison.rows]
+    body = f"""<h2>Conditions</h2>
+{conditions_of(comparison.conditions)}
 <h2>Result</h2>
-{_table(comparison)}
+{table(header(comparison), cells, "Result")}
 <p class="caption">{escape(caption(comparison))}</p>
 {"".join(f'<p class="note">{escape(line)}</p>' for line in missing(comparison))}
 {"".join(_summary(row) for row in comparison.rows if row.configuration or row.note)}
 {_plot(comparison)}
 <h2>Pictures, lowest PSNR first</h2>
 <p class="caption">{escape(_legend(comparison))}</p>
-{prompts}
-</main>
-{script}
-</body>
-</html>
-"""
-
-
-def _policy() -> str:
-    """What a browser may do for this page: show what is in it, run its own script, and load nothing."""
-    digest = base64.b64encode(hashlib.sha256(PLAYER.encode()).digest()).decode()
-    return f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-
-
-def _conditions(comparison: Comparison) -> Iterator[str]:
-    for name, value in condition_lines(comparison.conditions):
-        text = f"<code>{escape(value)}</code>" if name == "command" else escape(value)
-        yield f"<dt>{escape(name)}</dt><dd>{text}</dd>"
-
-
-def _table(comparison: Comparison) -> str:
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header(comparison))
-    body = ""
-    for row in comparison.rows:
-        first, *others = map(escape, table_cells(comparison, row))
-        body += f'<tr><th scope="row">{first}</th>{"".join(f"<td>{cell}</td>" for cell in others)}</tr>'
-    return _region("Result", f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
-
-
-def _region(name: str, content: str) -> str:
-    """What is scrolled sideways on a narrow screen, by keyboard too."""
-    return f'<div class="scroll" role="region" aria-label="{name}" tabindex="0">{content}</div>'
+{prompts}"""
+    return document(title, body, PLAYER if _is_video(comparison) else "")
 
 
 def _summary(row: Row) -> str:
@@ -118,7 +74,7 @@ def _plot(comparison: Comparison) -> str:
     texts = ["Each point is the mean over the prompts, the line under it reaches down to the worst one."]
     if undrawn(comparison):
         texts.append(f"Without a finite PSNR, and so not drawn: {', '.join(undrawn(comparison))}.")
-    shown = _region("Plot", drawing)
+    shown = region("Plot", drawing)
     return f'<h2>Speed and quality</h2>{shown}<p class="caption">{escape(" ".join(texts))}</p>'
 
 
@@ -160,7 +116,7 @@ def _prompt(comparison: Comparison, index: int) -> str:
         drawn = [draw(look, text) for look, text in zip(looks, captions, strict=True)]
         under = f"<p>{_strip(shot.strip)}</p>" if shot.strip else ""
         if reference.video:
-            under += _region("PSNR of each frame", frame_plot(shot.look(), bare, row.strategy))
+            under += region("PSNR of each frame", frame_plot(shot.look(), bare, row.strategy))
         parts.append(f'<div><div class="shots">{"".join(drawn)}</div>{under}</div>')
     return f"<section>{''.join(parts)}</div></section>"
 

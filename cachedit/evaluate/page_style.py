@@ -9,7 +9,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2.2rem; }
 h3 { font-size: 1rem; margin: 1.6rem 0 .4rem; overflow-wrap: anywhere; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 .scroll { overflow-x: auto; }
-.scroll:focus-visible, a:focus-visible, button:focus-visible, input:focus-visible, summary:focus-visible {
+.scroll:focus-visible, pre:focus-visible, a:focus-visible, button:focus-visible, input:focus-visible,
+summary:focus-visible {
   outline: 2px solid var(--mark); outline-offset: 2px; }
 th, td { padding: .3rem .9rem .3rem 0; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th { font-weight: 600; } tbody th { font-weight: 400; }
@@ -26,6 +27,11 @@ figure { margin: 0; min-width: 0; } figcaption { overflow-wrap: anywhere; }
 figure img, .film { width: 100%; display: block; background: var(--soft); }
 img.small, .film.small { image-rendering: pixelated; }
 .strip { font-family: ui-monospace, monospace; letter-spacing: .05em; color: var(--mark); overflow-wrap: anywhere; }
+svg.bars { width: 100%; height: 90px; max-width: 720px; display: block; background: var(--soft); fill: var(--mark); }
+.answers { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 260px), 1fr)); gap: .8rem 1.5rem; }
+.answers pre { margin: 0; padding: .5rem .7rem; background: var(--soft); overflow-x: auto;
+  font: 13px/1.5 ui-monospace, monospace; }
+mark { background: #f4b40066; color: inherit; border-bottom: 2px solid var(--warn); }
 svg.plot { width: 100%; min-width: 520px; max-width: 620px; height: auto; display: block; }
 .player { display: flex; gap: .6rem; align-items: center; max-width: 745px; margin: .5rem 0; }
 .player[hidden] { display: none; }

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cachedit.calibration.checkpoint import Checkpoint
 from cachedit.calibration.ranks import Ranks
@@ -21,8 +21,12 @@ from cachedit.evaluate.page import render
 from cachedit.evaluate.panel import STANDARD, Metric, Panel
 from cachedit.evaluate.picture_files import slug, write
 from cachedit.evaluate.shot import Shot
+from cachedit.evaluate.table import print_comparison
 from cachedit.files import write_text
 from cachedit.profile import Profile
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 __all__ = ["Cancelled", "Report", "measure"]
 
@@ -50,7 +54,7 @@ class Report:
     checkpoint: Checkpoint | None = field(default=None, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form. ``text`` is null here; docs/report.md says what runs of language models put there."""
+        """JSON form. ``text`` is null here; ``text_report`` says there what language models wrote."""
         comparison = self.comparison
         data = comparison.to_dict(self.folder)
         rows = [
@@ -90,6 +94,10 @@ class Report:
             if self.checkpoint is not None:
                 self.checkpoint.remove()
         return page
+
+    def print(self, console: Console) -> None:
+        """Print it on the terminal."""
+        print_comparison(console, self.comparison)
 
     def _described(self, metric: Metric) -> dict[str, Any]:
         return {
@@ -157,7 +165,7 @@ def measure(
     )
     ranks = Ranks.here()
     kept = Checkpoint(folder / UNFINISHED, _identity(experiment), "report") if ranks.is_main else None
-    ranks.exchange(lambda: _begin(folder, kept, resume))
+    ranks.exchange(lambda: begin(folder, kept, resume))
     total = experiment.expected_steps(ranks.count) + steps * len(experiment.configurations)
     experiment.work = Work(ranks, kept, Tally(progress if ranks.is_main else None, total))
     experiment.keep = lambda shot, name: _keep(folder, shot, name, experiment.cells)
@@ -170,7 +178,7 @@ def measure(
     return Report(comparison, folder, is_main=ranks.is_main, checkpoint=kept)
 
 
-def _begin(folder: Path, kept: Checkpoint | None, resume: bool) -> None:
+def begin(folder: Path, kept: Checkpoint | None, resume: bool) -> None:
     """Make the folder, or go on with what lies there."""
     if (folder / NAMES[0]).exists():
         raise ValueError(f"{folder} holds a finished report; allowed: another folder. Delete this one to redo it.")
@@ -204,12 +212,13 @@ def _identity(experiment: Experiment) -> dict[str, Any]:
     """What two reports must have in common for one to go on with the other's runs."""
     return {
         **experiment.conditions,
-        "configurations": [_described(found) for found in experiment.configurations[1:] if found is not None],
+        "configurations": [described(found) for found in experiment.configurations[1:] if found is not None],
         "metrics": [metric.name for metric in experiment.panel.chosen],
     }
 
 
-def _described(configuration: Configuration) -> str:
+def described(configuration: Configuration) -> str:
+    """A configuration with all that its runs depend on."""
     profile = configuration.profile
     text = profile.to_json() if isinstance(profile, Profile) else str(profile)
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]

@@ -87,9 +87,11 @@ def _value(row: Row, metric: Metric) -> str:
 
 
 def condition_lines(conditions: dict[str, Any]) -> list[tuple[str, str]]:
-    """Name and text of every condition, as they are shown."""
+    """Name and text of every condition, as they are shown; one that does not apply is left out."""
     lines = []
     for name, value in conditions.items():
+        if value is None:
+            continue
         if isinstance(value, dict):
             equals = ": " if name == "profiles" else "="  # names of configurations hold "=" themselves
             text = ", ".join(f"{key}{equals}{entry}" for key, entry in value.items()) or "none"
