@@ -244,6 +244,39 @@ class TestVideo:
         window.press("Tab")
 
 
+class TestText:
+    def test_an_answer_appears_token_by_token(self, page: Any, visit: Visit) -> None:
+        open_tab(page, "Text")
+        assert run(page, "text").startswith("Done in")
+        result = page.locator("#text-result")
+        answer = result.get_by_role("group", name="Answer").inner_text()
+        assert "".join(answer.split()) == "fyyfhpfyifbsgdymjtqigwniljgjktwjymjdxjj"  # the prompt moved by five letters
+        assert "Step 48: 16 of 102 tokens computed, 0 not yet decided." in result.inner_text()
+        assert "Both answers are the same." in result.inner_text()
+        assert result.get_by_role("row").count() == 3  # the header, the baseline, the cache
+        shots(page, "text", visit.folder / "shots")
+
+    def test_another_strategy_computes_other_tokens(self, page: Any) -> None:
+        page.locator("#text-strategy input").click()
+        page.get_by_role("option", name="dkv_cache").click()
+        page.locator("#text-options").get_by_label("interval").wait_for()
+        assert run(page, "text").startswith("Done in")
+        assert "DkvCache(" in page.locator("#text-result").inner_text()
+
+    def test_a_long_answer_is_cancelled(self, page: Any) -> None:
+        length = page.locator("#text-length").get_by_role("spinbutton")
+        length.fill("2048")
+        length.press("Tab")
+        start(page, "text")
+        page.locator("#text-status").get_by_text(re.compile(r"step \d+, \d+ of 2048 tokens")).wait_for()
+        page.click("#text-cancel")
+        assert ended(page, "text") == "Cancelled."
+
+    def test_an_empty_prompt_is_told_in_words(self, page: Any) -> None:
+        page.fill("#text-prompt textarea", "")
+        assert "prompt" in run(page, "text")
+
+
 class TestCalibrateAndAuto:
     def test_a_profile_with_its_plot_and_its_file(self, page: Any, visit: Visit, tmp_path: Path) -> None:
         open_tab(page, "Calibrate")

@@ -186,7 +186,8 @@ class Watch:
 
     def _tell(self, event: Event, shown: str) -> None:
         answered = event.sequences[0, event.prompt_length :]
-        done = int((answered != self._mask).sum())
+        masked = 0 if self._mask is None else int((answered == self._mask).sum())
+        done = answered.numel() - masked
         text = f"{self._name}, step {event.step + 1}, {done} of {self._length} tokens decided"
         self._job.tell(text, self._before * self._length + done, 2 * self._length, part=shown or None)
 

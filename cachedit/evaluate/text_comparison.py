@@ -39,7 +39,7 @@ class TextRow:
     @property
     def steps(self) -> float | None:
         """Steps of a call, median over the prompts."""
-        return self._median(lambda answer: answer.run and answer.run.nfe)
+        return self._median(lambda answer: None if answer.run is None else answer.run.nfe)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -49,12 +49,12 @@ class TextRow:
     @property
     def tokens_per_step(self) -> float | None:
         """Tokens that a step computes, mean over the prompts."""
-        return self._mean(lambda answer: answer.run and answer.run.tokens_per_step)
+        return self._mean(lambda answer: None if answer.run is None else answer.run.tokens_per_step)
 
     @property
     def token_ratio(self) -> float | None:
         """Tokens that would have been computed without a cache over those that were, mean over the prompts."""
-        return self._mean(lambda answer: answer.run and answer.run.token_ratio)
+        return self._mean(lambda answer: None if answer.run is None else answer.run.token_ratio)
 
     @property
     def exact_match(self) -> float | None:

@@ -90,7 +90,7 @@ class Request:
         return list(self.generator)
 
 
-def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy | None = None, **options: Any) -> Any:
+def generate(model: Any, input_ids: torch.Tensor, strategy: str | Strategy | None = None, **options: Any) -> Any:
     """Decode the answers to a batch of prompts with a masked diffusion language model.
 
     Row i of a batch gets the tokens that it would get alone, whatever the other rows are and however they are padded.
@@ -127,7 +127,7 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy |
 
 
 def stream(
-    model: Any, input_ids: torch.Tensor, strategy: str | TextStrategy | None = None, **options: Any
+    model: Any, input_ids: torch.Tensor, strategy: str | Strategy | None = None, **options: Any
 ) -> Iterator[Event]:
     """``generate``, step by step: tokens as they are committed. Takes the same arguments and raises the same errors.
 
@@ -140,7 +140,7 @@ def stream(
     return Decoding(setting, input_ids, request).events()
 
 
-def _setting(model: Any, strategy: str | TextStrategy | None, options: dict[str, Any]) -> Setting:
+def _setting(model: Any, strategy: str | Strategy | None, options: dict[str, Any]) -> Setting:
     own, common = split_options(options)
     on_model = setting_on(model)
     if strategy is None and on_model is not None:
