@@ -28,6 +28,7 @@ from diffusers import CogView4Pipeline, FlowMatchEulerDiscreteScheduler
 from PIL import Image, ImageDraw
 
 from . import sample_path
+from .exporting import export_pipeline, load_averaged
 from .image_model import build_denoiser, build_text_encoder, build_tokenizer
 from .judge import accuracy
 from .scenes import all_scenes, held_out, sample_scenes, training_scenes
@@ -48,31 +49,9 @@ def build_pipeline(folder: Path) -> CogView4Pipeline:
     tokenizer = build_tokenizer()
     averaged = read_checkpoint(folder / "denoiser.pt", "denoiser")["averaged"]
     modules = {"text_encoder": build_text_encoder(len(tokenizer)), "transformer": build_denoiser()}
-    for name, module in modules.items():
-        prefix = f"{name}."
-        weights = {key.removeprefix(prefix): value for key, value in averaged.items() if key.startswith(prefix)}
-        module.load_state_dict(weights, strict=False)  # buffers are not averaged
-        module.eval().requires_grad_(False)
+    load_averaged(modules, averaged)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=1.0, use_dynamic_shifting=False)
     return CogView4Pipeline(tokenizer=tokenizer, vae=load_autoencoder(folder), scheduler=scheduler, **modules)
-
-
-def export(folder: Path, output: Path) -> None:
-    """Writes the pipeline of a training folder, denoiser and autoencoder in half precision.
-
-    Args:
-        folder: the training folder.
-        output: for ``DiffusionPipeline.from_pretrained``.
-    """
-    pipe = build_pipeline(folder)
-    pipe.transformer.half()
-    pipe.vae.half()  # diffusers loads both in float32 again; transformers would not, so the text encoder stays as it is
-    pipe.save_pretrained(output)
-    for file in (output / "model_index.json", output / "tokenizer" / "tokenizer_config.json"):
-        # transformers 5 writes a class name that transformers 4 does not know; both know this one.
-        file.write_text(file.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print(f"wrote {output}, {size / 1e6:.2f} MB", flush=True)
 
 
 def load_pipeline(path: Path) -> CogView4Pipeline:
@@ -164,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         batch = options.batch or 64
         train_denoiser(options.folder, budget, options.seed, batch, options.pool, compiled=options.compile)
     elif options.stage == "export":
-        export(options.folder, options.output)
+        export_pipeline(build_pipeline(options.folder), options.output)
     elif options.stage == "evaluate":
         evaluate(load_pipeline(options.output), options.count, (1.0, 2.0, 3.0, 5.0), options.seed)
     else:

@@ -23,6 +23,7 @@ from transformers import AutoModelForMaskedLM, AutoTokenizer, EuroBertForMaskedL
 
 from . import sample_path
 from .ciphers import draw_ciphers
+from .exporting import finish
 from .text_accuracy import exact_match, stale_agreement, write
 from .text_model import ANSWER_TOKENS, BLOCK_TOKENS, build_model, build_tokenizer, encode
 from .training import Budget, Trainer, read_checkpoint
@@ -119,11 +120,7 @@ def export(folder: Path, output: Path) -> None:
     # The configuration says float32, and so the weights are loaded.
     model.save_pretrained(output, state_dict=weights)
     tokenizer.save_pretrained(output)
-    written = output / "tokenizer_config.json"
-    # transformers 5 writes a class name that transformers 4 does not know; both know this one.
-    written.write_text(written.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print(f"wrote {output}, {size / 1e6:.2f} MB", flush=True)
+    finish(output, output / "tokenizer_config.json")
 
 
 def load(path: Path) -> tuple[EuroBertForMaskedLM, PreTrainedTokenizerFast]:

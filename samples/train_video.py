@@ -25,6 +25,7 @@ import cachedit
 
 from . import call_options, prompts, sample_path
 from .clips import BACKGROUND, COLOURS, all_subjects
+from .exporting import export_pipeline, load_averaged
 from .track import ASPECTS, bounces, follow
 from .train_rollout import train_rollout
 from .training import Budget, read_checkpoint
@@ -44,31 +45,9 @@ def build_pipeline(folder: Path) -> WanPipeline:
     tokenizer = build_tokenizer()
     averaged = read_checkpoint(folder / "rollout.pt", "rollout", "train_video")["averaged"]
     modules = {"text_encoder": build_text_encoder(len(tokenizer)), "transformer": build_denoiser()}
-    for name, module in modules.items():
-        prefix = f"{name}."
-        weights = {key.removeprefix(prefix): value for key, value in averaged.items() if key.startswith(prefix)}
-        module.load_state_dict(weights, strict=False)  # buffers are not averaged
-        module.eval().requires_grad_(False)
+    load_averaged(modules, averaged)
     scheduler = FlowMatchEulerDiscreteScheduler(shift=5.0)
     return WanPipeline(tokenizer=tokenizer, vae=build_autoencoder(), scheduler=scheduler, **modules)
-
-
-def export(folder: Path, output: Path) -> None:
-    """Writes the pipeline of a training folder, denoiser and autoencoder in half precision.
-
-    Args:
-        folder: the training folder.
-        output: for ``DiffusionPipeline.from_pretrained``.
-    """
-    pipe = build_pipeline(folder)
-    pipe.transformer.half()
-    pipe.vae.half()  # diffusers loads both in float32 again; transformers would not, so the text encoder stays as it is
-    pipe.save_pretrained(output)
-    for file in (output / "model_index.json", output / "tokenizer" / "tokenizer_config.json"):
-        # transformers 5 writes a class name that transformers 4 does not know; both know this one.
-        file.write_text(file.read_text().replace('"TokenizersBackend"', '"PreTrainedTokenizerFast"'))
-    size = sum(file.stat().st_size for file in output.rglob("*") if file.is_file())
-    print(f"wrote {output}, {size / 1e6:.2f} MB", flush=True)
 
 
 def load_pipeline(path: Path) -> WanPipeline:
@@ -162,7 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         budget = Budget(options.steps, minutes)
         train_rollout(options.folder, budget, options.seed, options.batch, compiled=options.compile)
     elif options.stage == "export":
-        export(options.folder, options.output)
+        export_pipeline(build_pipeline(options.folder), options.output)
     elif options.stage == "evaluate":
         evaluate(load_pipeline(options.output), options.frames, options.seed)
     else:
