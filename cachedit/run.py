@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from cachedit.record import Record
 
 COMPUTED, REUSED = "■", "□"
 
@@ -41,7 +42,7 @@ class Step:
 
 
 @dataclass
-class Run:
+class Run(Record):
     """One trip through a noise schedule.
 
     Attributes:
@@ -61,11 +62,6 @@ class Run:
     status: str = "running"
     expected: dict[str, Any] = field(default_factory=dict)
     response: Sequence[float] | None = None
-
-    @property
-    def aborted(self) -> bool:
-        """True if the run ended before its last step."""
-        return self.status == "aborted"
 
     @property
     def computed_steps(self) -> list[int]:
@@ -106,9 +102,9 @@ class Run:
         computed = set(self.computed_steps)
         return "".join(COMPUTED if i in computed else REUSED for i in _unique(step.index for step in self.steps))
 
-    def to_json(self) -> str:
-        """The whole run as a JSON object."""
-        summary: dict[str, Any] = {
+    def summary(self) -> dict[str, Any]:
+        """What follows from the steps."""
+        return {
             "strip": self.strip(),
             "nfe": self.nfe,
             "rho": self.rho,
@@ -116,9 +112,8 @@ class Run:
             "computed_steps": self.computed_steps,
             "reused_steps": self.reused_steps,
         }
-        return json.dumps({**asdict(self), **summary}, ensure_ascii=False)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[tuple[str, str]]:
         """A small table: what was configured, what was computed and reused, and why."""
         total = len(self.computed_steps) + len([i for i in self.reused_steps if i not in self.computed_steps])
         reasons: dict[str, int] = {}
@@ -138,7 +133,7 @@ class Run:
         ]
         if self.expected:
             rows.insert(1, ("expected", ", ".join(f"{name} {_short(value)}" for name, value in self.expected.items())))
-        return "\n".join(f"{name:17s} {value}" for name, value in rows)
+        return rows
 
 
 def _short(value: Any) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
+
+from cachedit.record import Record
 
 FULL, PART = "■", "▪"
 
@@ -31,7 +32,7 @@ class TextStep:
 
 
 @dataclass
-class TextRun:
+class TextRun(Record):
     """One decoding of a batch.
 
     Attributes:
@@ -91,9 +92,9 @@ class TextRun:
         """One mark per step: ``■`` everything computed in some row, ``▪`` a part."""
         return "".join(FULL if step.refreshed else PART for step in self.steps)
 
-    def to_json(self) -> str:
-        """The whole run as a JSON object."""
-        summary: dict[str, Any] = {
+    def summary(self) -> dict[str, Any]:
+        """What follows from the steps."""
+        return {
             "strip": self.strip(),
             "nfe": self.nfe,
             "tokens_computed": self.tokens_computed,
@@ -103,9 +104,8 @@ class TextRun:
             "token_ratio": self.token_ratio,
             "ms": self.ms,
         }
-        return json.dumps({**asdict(self), **summary}, ensure_ascii=False)
 
-    def __str__(self) -> str:
+    def lines(self) -> list[tuple[str, str]]:
         """A small table: what was configured, and what was computed of what."""
         ratio = "-" if self.token_ratio is None else f"{self.token_ratio:.2f} times fewer"
         per_step = "-" if self.tokens_per_step is None else f"{self.tokens_per_step:.1f} per step"
@@ -117,4 +117,4 @@ class TextRun:
             ("cache", f"{self.cache_bytes_peak:,} bytes at most"),
             ("time", f"{self.ms:,.0f} ms"),
         ]
-        return "\n".join(f"{name:17s} {value}" for name, value in rows)
+        return rows

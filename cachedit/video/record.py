@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachedit.record import Record
 
 
 @dataclass
@@ -36,7 +38,7 @@ class ChunkRecord:
 
 
 @dataclass
-class VideoRun:
+class VideoRun(Record):
     """One rollout.
 
     Attributes:
@@ -59,11 +61,6 @@ class VideoRun:
     status: str = "running"
 
     @property
-    def aborted(self) -> bool:
-        """True if it ended before its last chunk."""
-        return self.status == "aborted"
-
-    @property
     def frames(self) -> int:
         """Latent frames that were made."""
         return self.chunks[-1].stop if self.chunks else 0
@@ -83,12 +80,11 @@ class VideoRun:
         self.chunks.append(chunk)
         self.cache_bytes_peak = max(self.cache_bytes_peak, chunk.cache_bytes)
 
-    def to_json(self) -> str:
-        """The whole rollout as a JSON object."""
-        summary = {"frames": self.frames, "first_chunk_ms": self.first_chunk_ms, "total_ms": self.total_ms}
-        return json.dumps({**asdict(self), **summary}, ensure_ascii=False)
+    def summary(self) -> dict[str, Any]:
+        """What follows from the chunks."""
+        return {"frames": self.frames, "first_chunk_ms": self.first_chunk_ms, "total_ms": self.total_ms}
 
-    def __str__(self) -> str:
+    def lines(self) -> list[tuple[str, str]]:
         """A small table: what was configured, how far it came, and how long a chunk takes."""
         times = [chunk.denoise_ms + chunk.decode_ms for chunk in self.chunks]
         commits = [chunk.commit_ms for chunk in self.chunks if chunk.commit_ms is not None]
@@ -104,4 +100,4 @@ class VideoRun:
             ("commit", "-" if not commits else f"{sum(commits) / len(commits):.0f} ms in the mean, behind the frames"),
             ("cache", f"{self.cache_bytes_peak:,} bytes at most, {self.dtype}"),
         ]
-        return "\n".join(f"{name:17s} {value}" for name, value in rows)
+        return rows
