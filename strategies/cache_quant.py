@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from cachedit.profile import Profile
 from cachedit.schedules import edge_costs, min_sum
-from cachedit.strategies.checks import check_count
+from cachedit.strategies.checks import check_choice, check_count
 from cachedit.strategies.corrected import Corrected, worst
 from cachedit.strategy import Schedule, Site, Skip, Stack
 
@@ -47,8 +47,7 @@ class CacheQuant(Corrected):
         super().__post_init__()
         if self.interval is not None:
             check_count(self, "interval", lowest=1)
-        if self.scope not in ("stack", "skip"):
-            raise ValueError(f"CacheQuant scope={self.scope!r}; allowed: 'stack', 'skip'")
+        check_choice(self, "scope", ("stack", "skip"))
 
     @property
     def sites(self) -> tuple[Site, ...]:

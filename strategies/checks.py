@@ -20,3 +20,10 @@ def check_count(strategy: Any, *names: str, lowest: int = 0) -> None:
         value = getattr(strategy, name)
         if type(value) is not int or value < lowest:
             raise ValueError(f"{type(strategy).__name__} {name}={value!r}; allowed: an integer, {lowest} or more")
+
+
+def check_choice(strategy: Any, name: str, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless the option has one of these values."""
+    value = getattr(strategy, name)
+    if value not in allowed:
+        raise ValueError(f"{type(strategy).__name__} {name}={value!r}; allowed: {', '.join(map(repr, allowed))}")

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from cachedit.strategies.checks import check_count
+from cachedit.strategies.checks import check_choice, check_count
 from cachedit.text.state import PROMPT_AGE, DecodeState
 from cachedit.text.strategy import StepPlan, TextStrategy
 
@@ -40,7 +40,7 @@ class DkvCache(TextStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        self.check_options_of("variant", ("decode", "greedy", "prefill", "pd"))
+        check_choice(self, "variant", ("decode", "greedy", "prefill", "pd"))
         check_count(self, "interval", lowest=1)
         check_count(self, "window")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from cachedit.strategies.checks import check_choice
 from cachedit.text.state import DecodeState
 from cachedit.text.strategy import StepPlan, TextStrategy
 
@@ -28,7 +29,7 @@ class FastDLLM(TextStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        self.check_options_of("cache", ("prefix", "dual"))
+        check_choice(self, "cache", ("prefix", "dual"))
 
     def plan(self, state: DecodeState) -> StepPlan:
         """Everything on entering a block."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal
 
 from cachedit.profile import Profile
-from cachedit.strategies.checks import check_count
+from cachedit.strategies.checks import check_choice, check_count
 from cachedit.strategy import Context, FeatureStrategy
 
 
@@ -57,8 +57,7 @@ class MagCache(FeatureStrategy):
             check_count(self, "max_skip_steps")
         if not isinstance(self.always_compute, tuple) or not all(type(step) is int for step in self.always_compute):
             raise ValueError(f"MagCache always_compute={self.always_compute!r}; allowed: a tuple of step indices")
-        if self.resample not in ("sigma", "nearest"):
-            raise ValueError(f"MagCache resample={self.resample!r}; allowed: 'sigma', 'nearest'")
+        check_choice(self, "resample", ("sigma", "nearest"))
         if self.retention_rounding not in (None, "nearest", "floor"):
             raise ValueError(
                 f"MagCache retention_rounding={self.retention_rounding!r}; allowed: 'nearest', 'floor', or None"

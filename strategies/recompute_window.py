@@ -30,14 +30,6 @@ class RecomputeWindow(VideoStrategy):
 
     paper: ClassVar[str] = "krea-realtime-video"
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            ValueError: with what was given and what is allowed.
-        """
-        self.plan()
-
     def plan(self) -> Preset:
         """The preset with the options that are given."""
         sigmas = None if self.sigmas is None else tuple(self.sigmas)

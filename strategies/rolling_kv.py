@@ -39,14 +39,6 @@ class RollingKV(VideoStrategy):
 
     paper: ClassVar[str] = "arXiv 2506.08009"
 
-    def __post_init__(self) -> None:
-        """Refuse impossible values.
-
-        Raises:
-            ValueError: with what was given and what is allowed.
-        """
-        self.plan()
-
     def plan(self) -> Preset:
         """The preset with the options that are given."""
         chosen = preset(self.preset).changed(

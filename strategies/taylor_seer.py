@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from cachedit.predictors import taylor
 from cachedit.schedules import every
-from cachedit.strategies.checks import check_count
+from cachedit.strategies.checks import check_choice, check_count
 from cachedit.strategies.rules import at_interval
 from cachedit.strategy import Context, FeatureStrategy, Module, Site, Stack
 
@@ -46,8 +46,7 @@ class TaylorSeer(FeatureStrategy):
         """
         every(1, self.interval, self.warmup)
         check_count(self, "order")
-        if self.scope not in ("stack", "modules"):
-            raise ValueError(f"{type(self).__name__} scope={self.scope!r}; allowed: 'stack', 'modules'")
+        check_choice(self, "scope", ("stack", "modules"))
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -89,10 +89,3 @@ class TextStrategy(Strategy, abstract=True):
     def plan(self, state: DecodeState) -> StepPlan:
         """What this step computes; everything, unless a subclass knows better."""
         return StepPlan(state.window)
-
-    def check_options_of(self, name: str, allowed: tuple[str, ...]) -> None:
-        """Raise ValueError unless the option has one of these values."""
-        value = getattr(self, name)
-        if value not in allowed:
-            choices = ", ".join(map(repr, allowed))
-            raise ValueError(f"{type(self).__name__} {name}={value!r}; allowed: {choices}")

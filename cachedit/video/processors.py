@@ -64,14 +64,24 @@ class Current:
             self._lock.release()
 
 
-class RingSelfAttention:
-    """Self-attention of the frames of a pass over the ring of the current branch."""
+class Processor:
+    """Base of what stands in for the attention processors of a model.
+
+    Args:
+        current: the pass that is made.
+        layer: number of the block.
+        stock: the processor that it stands in for.
+    """
 
     _parallel_config = None
 
     def __init__(self, current: Current, layer: int, stock: Any) -> None:
         self.current, self.layer, self.stock = current, layer, stock
         self._attention_backend = getattr(stock, "_attention_backend", None)
+
+
+class RingSelfAttention(Processor):
+    """Self-attention of the frames of a pass over the ring of the current branch."""
 
     def __call__(
         self,
@@ -97,14 +107,8 @@ class RingSelfAttention:
         return _out(attn, found[0] if len(found) == 1 else torch.cat(found, 1))
 
 
-class TextCrossAttention:
+class TextCrossAttention(Processor):
     """Cross-attention whose keys and values are computed once per prompt."""
-
-    _parallel_config = None
-
-    def __init__(self, current: Current, layer: int, stock: Any) -> None:
-        self.current, self.layer, self.stock = current, layer, stock
-        self._attention_backend = getattr(stock, "_attention_backend", None)
 
     def __call__(
         self,

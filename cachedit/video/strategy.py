@@ -13,6 +13,14 @@ class VideoStrategy(Strategy, abstract=True):
 
     engine: ClassVar[str] = "cachedit.video.attachment"
 
+    def __post_init__(self) -> None:
+        """Refuse impossible values, as ``plan`` does.
+
+        Raises:
+            ValueError: with what was given and what is allowed.
+        """
+        self.plan()
+
     def plan(self) -> Preset:
         """How the model is rolled out.
 
