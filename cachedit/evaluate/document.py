@@ -40,7 +40,16 @@ def document(title: str, body: str, script: str = "") -> str:
 """
 
 
-def conditions_of(conditions: dict[str, Any]) -> str:
+def head(conditions: dict[str, Any], names: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> str:
+    """What every page begins with: the conditions, and the table with what its columns mean."""
+    return f"""<h2>Conditions</h2>
+{_conditions(conditions)}
+<h2>Result</h2>
+{_table(names, rows, "Result")}
+<p class="caption">{escape(caption)}</p>"""
+
+
+def _conditions(conditions: dict[str, Any]) -> str:
     """Under which conditions a result holds, as a list."""
     parts = []
     for name, value in condition_lines(conditions):
@@ -49,7 +58,7 @@ def conditions_of(conditions: dict[str, Any]) -> str:
     return f"<dl>{''.join(parts)}</dl>"
 
 
-def table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> str:
     """Cells under column names; the first of a row names it."""
     columns = "".join(f'<th scope="col">{escape(column)}</th>' for column in head)
     body = ""

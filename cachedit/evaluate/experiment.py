@@ -106,11 +106,9 @@ class Experiment:
         rows = [baseline]
         for place, configuration in enumerate(self.configurations[1:], 1):
             shots = [column[place] for column in columns]
-            rows.append(Row.of_cache(_name(configuration), shots, baseline, metrics))
+            rows.append(Row.of_cache(name_of(configuration), shots, baseline, metrics))
         conditions = {**self.conditions, "size": units[0]["size"], "processes": self.work.ranks.count}
-        calls = [latency for shot in baseline.shots for latency in shot.latencies]
-        # Where these are far apart, other work slowed the machine, and the speed-ups say little.
-        conditions["baseline_calls"] = f"{len(calls)}, of {duration(min(calls))} to {duration(max(calls))}"
+        conditions["baseline_calls"] = spread([latency for shot in baseline.shots for latency in shot.latencies])
         return Comparison(conditions, rows, metrics, self.panel.unavailable)
 
     def count(self, comparison: Comparison) -> None:
@@ -119,7 +117,7 @@ class Experiment:
 
         def counted(place: int) -> float | None:
             configuration = self.configurations[place]
-            self.work.tally.begin(f"{_name(configuration)}, counting")
+            self.work.tally.begin(f"{name_of(configuration)}, counting")
             return self._stepping(
                 lambda on_step: count_macs(
                     self.pipe, configuration, Shot(prompt, seed), self.steps, self.call_options, on_step
@@ -150,7 +148,7 @@ class Experiment:
         size = _size(reference)
         if self.keep is not None:
             for configuration, shot in zip(self.configurations, shots, strict=True):
-                shot.file, shot.pictures = self.keep(shot, _name(configuration)), None
+                shot.file, shot.pictures = self.keep(shot, name_of(configuration)), None
         return {
             "shots": [shot.to_state() for shot in shots],
             "size": size,
@@ -158,7 +156,7 @@ class Experiment:
         }
 
     def _take(self, configuration: Configuration | None, shot: Shot, what: str) -> None:
-        self.work.tally.begin(f"{_name(configuration)}, {what}")
+        self.work.tally.begin(f"{name_of(configuration)}, {what}")
         self._stepping(lambda on_step: take(self.pipe, configuration, shot, self.steps, self.call_options, on_step))
 
     def _stepping(self, run: Callable[[Callable[[], None]], Any]) -> Any:
@@ -167,19 +165,15 @@ class Experiment:
 
         def on_step() -> None:
             nonlocal counted
-            self._stop_if_cancelled()
+            stop_if(self.cancelled)
             if counted < self.steps:  # samplers of a higher order call more often
                 counted += 1
                 self.work.tally.add(1)
 
-        self._stop_if_cancelled()
+        stop_if(self.cancelled)
         result = run(on_step)
         self.work.tally.add(self.steps - counted)
         return result
-
-    def _stop_if_cancelled(self) -> None:
-        if self.cancelled is not None and self.cancelled():
-            raise Cancelled("cancelled; what was finished before is kept")
 
 
 def _reference(configurations: Sequence[Configuration]) -> Configuration | None:
@@ -198,8 +192,24 @@ def _reference(configurations: Sequence[Configuration]) -> Configuration | None:
     return asked[0] if asked else None
 
 
-def _name(configuration: Configuration | None) -> str:
+def name_of(configuration: Configuration | None) -> str:
+    """As its row is called; None is the baseline."""
     return BASELINE if configuration is None else configuration.name
+
+
+def spread(calls: Sequence[float]) -> str:
+    """How far apart calls of one kind were; if they are, other work slowed the machine, and speed-ups say little.
+
+    Args:
+        calls: seconds of each.
+    """
+    return f"{len(calls)}, of {duration(min(calls))} to {duration(max(calls))}"
+
+
+def stop_if(cancelled: Callable[[], bool] | None) -> None:
+    """Raise ``Cancelled`` if whoever asked for the runs says so."""
+    if cancelled is not None and cancelled():
+        raise Cancelled("cancelled; what was finished before is kept")
 
 
 def _size(shot: Shot) -> str:
@@ -217,11 +227,35 @@ def _check(
     steps: int,
     repeats: int,
 ) -> None:
+    check_plan(configurations, prompts, seeds, steps=steps, repeats=repeats)
+    parameters = inspect.signature(pipe.__call__).parameters
+    missing = [name for name in ("prompt", "num_inference_steps", "generator") if name not in parameters]
+    if missing:
+        raise ValueError(
+            f"{type(pipe).__name__} takes no {', '.join(missing)}; allowed: pipelines that are called with a prompt, a "
+            "number of steps and a generator. Measure this one by hand with cachedit.wrap and cachedit.last_run."
+        )
+
+
+def check_plan(
+    configurations: Sequence[Configuration], prompts: Sequence[str], seeds: Sequence[int], **counts: int
+) -> None:
+    """Refuse what no comparison can be made of.
+
+    Args:
+        configurations: the caches; their names must differ.
+        prompts: at least one.
+        seeds: at least one, each once.
+        counts: numbers that must be 1 or more, by name.
+
+    Raises:
+        ValueError: with what was given and what is allowed.
+    """
     if not prompts:
         raise ValueError("compare got no prompts; allowed: one or more. Pass prompts=['a red star'].")
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"compare got seeds={list(seeds)}; allowed: one or more, each once.")
-    for name, value in (("steps", steps), ("repeats", repeats)):
+    for name, value in counts.items():
         if value < 1:
             raise ValueError(f"compare got {name}={value}; allowed: 1 or more.")
     names = [BASELINE, *(configuration.name for configuration in configurations)]
@@ -230,11 +264,4 @@ def _check(
         raise ValueError(
             f"two configurations are called {', '.join(twice)}; allowed: names that differ from each other and from "
             f"{BASELINE!r}. Give each a label."
-        )
-    parameters = inspect.signature(pipe.__call__).parameters
-    missing = [name for name in ("prompt", "num_inference_steps", "generator") if name not in parameters]
-    if missing:
-        raise ValueError(
-            f"{type(pipe).__name__} takes no {', '.join(missing)}; allowed: pipelines that are called with a prompt, a "
-            "number of steps and a generator. Measure this one by hand with cachedit.wrap and cachedit.last_run."
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from cachedit.evaluate.comparison import Comparison, Row, told
 from cachedit.evaluate.rollouts import in_words
@@ -25,25 +26,21 @@ def render_markdown(comparison: Comparison, folder: Path, title: str) -> str:
 
 
 def _lines(comparison: Comparison, folder: Path, title: str) -> Iterator[str]:
-    yield f"# {title}\n"
-    yield "## Conditions\n"
-    yield from table_lines(["condition", "value"], [list(line) for line in condition_lines(comparison.conditions)])
-    yield "\n## Result\n"
-    yield from table_lines(header(comparison), [table_cells(comparison, row) for row in comparison.rows])
-    yield f"\n{caption(comparison)}\n"
+    cells = [table_cells(comparison, row) for row in comparison.rows]
+    yield from head_lines(title, comparison.conditions, header(comparison), cells, caption(comparison))
     yield from (f"- {plain(line)}" for line in missing(comparison))
     for row in comparison.rows:
         yield from (f"- {line}" for line in _said(row))
     yield "\n## Prompts, lowest PSNR first\n"
     names = ["prompt", "seed", *(row.strategy for row in comparison.cached)]
     order = comparison.worst_first()
-    cells = []
+    prompts = []
     for index in order:
         shot = comparison.baseline.shots[index]
         others = [row.shots[index] for row in comparison.cached]
         judged = [told(other.quality, comparison.metrics, other.identical) for other in others]
-        cells.append([shot.prompt, str(shot.seed), *judged])
-    yield from table_lines(names, cells)
+        prompts.append([shot.prompt, str(shot.seed), *judged])
+    yield from table_lines(names, prompts)
     for index in order[:PICTURED]:
         files = [(row.strategy, row.shots[index].file) for row in comparison.rows]
         if all(file is not None and file.is_relative_to(folder) for _, file in files):
@@ -62,6 +59,18 @@ def _said(row: Row) -> Iterator[str]:
         yield f"{name} expected {plain(expectation(row.expected))}"
     if row.note:
         yield f"**{name}: {plain(row.note)}**"
+
+
+def head_lines(
+    title: str, conditions: dict[str, Any], names: list[str], rows: list[list[str]], caption: str
+) -> Iterator[str]:
+    """What every report begins with: title, conditions, and the table with what its columns mean."""
+    yield f"# {title}\n"
+    yield "## Conditions\n"
+    yield from table_lines(["condition", "value"], [list(line) for line in condition_lines(conditions)])
+    yield "\n## Result\n"
+    yield from table_lines(names, rows)
+    yield f"\n{caption}\n"
 
 
 def table_lines(names: list[str], rows: list[list[str]], escaped: bool = False) -> Iterator[str]:

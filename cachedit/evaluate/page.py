@@ -7,7 +7,7 @@ from html import escape
 from torch import Tensor
 
 from cachedit.evaluate.comparison import Comparison, Row, Shot, told
-from cachedit.evaluate.document import conditions_of, document, region, table
+from cachedit.evaluate.document import document, head, region
 from cachedit.evaluate.figures import LARGEST_SIDE, LOSSLESS_SIDE, figure, film, player, shown_frames
 from cachedit.evaluate.frame_plot import frame_plot
 from cachedit.evaluate.page_style import PLAYER
@@ -32,11 +32,7 @@ def render(comparison: Comparison, title: str = "cachedit demo") -> str:
     order = comparison.worst_first()
     prompts = "".join(_prompt(comparison, index) for index in order[:SHOWN])
     cells = [table_cells(comparison, row) for row in comparison.rows]
-    body = f"""<h2>Conditions</h2>
-{conditions_of(comparison.conditions)}
-<h2>Result</h2>
-{table(header(comparison), cells, "Result")}
-<p class="caption">{escape(caption(comparison))}</p>
+    body = f"""{head(comparison.conditions, header(comparison), cells, caption(comparison))}
 {"".join(f'<p class="note">{escape(line)}</p>' for line in missing(comparison))}
 {"".join(_summary(row) for row in comparison.rows if row.configuration or row.note)}
 {_plot(comparison)}

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Cancelled", "Report", "measure"]
 
 FORMAT, VERSION = "cachedit-report", 1
-NAMES = ("report.json", "report.md", "report.html")
+DATA, MARKDOWN, PAGE = "report.json", "report.md", "report.html"
 PICTURES = "pictures"  # folder with one folder per configuration
 UNFINISHED = "unfinished"  # folder with the runs of a report that is not written yet
 
@@ -85,15 +85,15 @@ class Report:
         """
         if folder is not None and Path(folder).resolve() != self.folder.resolve():
             raise ValueError(f"got {folder}; allowed: {self.folder}, where the pictures of this report lie.")
-        data, page, text = (self.folder / name for name in (NAMES[0], NAMES[2], NAMES[1]))
         if self.is_main:
-            write_text(text, render_markdown(self.comparison, self.folder, self.title))
-            write_text(page, render(self.comparison, self.title))
-            # The data comes last: where it is, the report is whole.
-            write_text(data, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-            if self.checkpoint is not None:
-                self.checkpoint.remove()
-        return page
+            write_documents(
+                self.folder,
+                render_markdown(self.comparison, self.folder, self.title),
+                render(self.comparison, self.title),
+                self.to_dict(),
+                self.checkpoint,
+            )
+        return self.folder / PAGE
 
     def print(self, console: Console) -> None:
         """Print it on the terminal."""
@@ -163,11 +163,14 @@ def measure(
         panel=Panel((*STANDARD, *metrics)),
         cancelled=cancelled,
     )
-    ranks = Ranks.here()
-    kept = Checkpoint(folder / UNFINISHED, _identity(experiment), "report") if ranks.is_main else None
-    ranks.exchange(lambda: begin(folder, kept, resume))
-    total = experiment.expected_steps(ranks.count) + steps * len(experiment.configurations)
-    experiment.work = Work(ranks, kept, Tally(progress if ranks.is_main else None, total))
+    counting = steps * len(experiment.configurations)
+    experiment.work = work = begin(
+        folder,
+        _identity(experiment),
+        resume,
+        progress,
+        lambda processes: experiment.expected_steps(processes) + counting,
+    )
     experiment.keep = lambda shot, name: _keep(folder, shot, name, experiment.cells)
     comparison = experiment.run()
     experiment.count(comparison)
@@ -175,12 +178,45 @@ def measure(
         assert shot.file is not None
         shot.file = folder / PICTURES / shot.file.parent.name / shot.file.name  # a resumed folder may have moved
     comparison.conditions = {**(conditions or {}), **comparison.conditions, **(conditions or {})}
-    return Report(comparison, folder, is_main=ranks.is_main, checkpoint=kept)
+    return Report(comparison, folder, is_main=work.ranks.is_main, checkpoint=work.checkpoint)
 
 
-def begin(folder: Path, kept: Checkpoint | None, resume: bool) -> None:
+def begin(
+    folder: Path, identity: dict[str, Any], resume: bool, progress: Progress | None, total: Callable[[int], int]
+) -> Work:
+    """What deals a report's runs to the processes and keeps them, in a folder that is made or gone on with.
+
+    Args:
+        folder: of the report.
+        identity: what two reports must have in common for one to go on with the other's runs.
+        resume: go on with the runs of an interrupted report, if there are any.
+        progress: called by the main process.
+        total: how many the progress counts to, from the number of processes.
+
+    Raises:
+        ValueError: the folder holds a finished report, or runs of another one, or without ``resume`` any.
+    """
+    ranks = Ranks.here()
+    kept = Checkpoint(folder / UNFINISHED, identity, "report") if ranks.is_main else None
+    ranks.exchange(lambda: _open(folder, kept, resume))
+    return Work(ranks, kept, Tally(progress if ranks.is_main else None, total(ranks.count)))
+
+
+def write_documents(
+    folder: Path, markdown: str, page: str, data: dict[str, Any], checkpoint: Checkpoint | None
+) -> None:
+    """Write the three documents of a report, each in one step, and drop the runs that were kept for it."""
+    write_text(folder / MARKDOWN, markdown)
+    write_text(folder / PAGE, page)
+    # The data comes last: where it is, the report is whole.
+    write_text(folder / DATA, json.dumps(data, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    if checkpoint is not None:
+        checkpoint.remove()
+
+
+def _open(folder: Path, kept: Checkpoint | None, resume: bool) -> None:
     """Make the folder, or go on with what lies there."""
-    if (folder / NAMES[0]).exists():
+    if (folder / DATA).exists():
         raise ValueError(f"{folder} holds a finished report; allowed: another folder. Delete this one to redo it.")
     folder.mkdir(parents=True, exist_ok=True)
     if kept is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cachedit.evaluate.comparison import Comparison, Row
@@ -105,20 +105,11 @@ def condition_lines(conditions: dict[str, Any]) -> list[tuple[str, str]]:
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
     """Print the table, the conditions, and under them the strips and what the numbers would hide."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_edge=False, pad_edge=False)
-    for index, name in enumerate(header(comparison)):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in comparison.rows:
-        table.add_row(*(Text(cell) for cell in table_cells(comparison, row)))
-    console.print(table)
-    console.print()
-    for name, text in condition_lines(comparison.conditions):
-        if name != "prompts":
-            console.print(Text(f"{name + ':':18s} {text}"), style="dim", soft_wrap=True)
-    console.print()
+    print_cells(
+        console, header(comparison), [table_cells(comparison, row) for row in comparison.rows], comparison.conditions
+    )
     for row in comparison.rows:
         if row.rollout:
             console.print(Text(f"{row.strategy}: {in_words(row.rollout)}"), soft_wrap=True)
@@ -132,11 +123,31 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
         console.print(Text(line), style="dim", soft_wrap=True)
 
 
+def print_cells(
+    console: Console, names: Sequence[str], rows: Sequence[Sequence[str]], conditions: dict[str, Any]
+) -> None:
+    """Print a table, the first column to the left, and under it the conditions but for the prompts."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(show_edge=False, pad_edge=False)
+    for index, name in enumerate(names):
+        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console.print(table)
+    console.print()
+    for name, text in condition_lines(conditions):
+        if name != "prompts":
+            console.print(Text(f"{name + ':':18s} {text}"), style="dim", soft_wrap=True)
+    console.print()
+
+
 def marked(console: Console, text: str) -> Text:
     """A text with a strip in it, in marks that the terminal has."""
     from rich.text import Text
 
-    return Text(text.translate(str.maketrans("■□", "#.")) if console.options.ascii_only else text)
+    return Text(text.translate(str.maketrans("■□▪", "#..")) if console.options.ascii_only else text)
 
 
 def expectation(expected: Mapping[str, Any]) -> str:

@@ -7,12 +7,10 @@ from typing import Any
 
 from cachedit.calibration.work import Work
 from cachedit.evaluate.answer import Answer, ask
-from cachedit.evaluate.comparison import BASELINE
 from cachedit.evaluate.conditions import PROTOCOL, plain, surroundings
 from cachedit.evaluate.configuration import Configuration
-from cachedit.evaluate.experiment import Cancelled
+from cachedit.evaluate.experiment import check_plan, name_of, spread, stop_if
 from cachedit.evaluate.language import LanguageModel
-from cachedit.evaluate.table import duration
 from cachedit.evaluate.text_comparison import TextComparison
 from cachedit.registry import Strategy
 from cachedit.text import TextStrategy
@@ -88,13 +86,11 @@ class TextExperiment:
         """Make all calls."""
         units = self.work.map("answers", range(len(self.cells)), self._unit)
         columns = [[Answer.from_state(state) for state in unit] for unit in units]
-        comparison = TextComparison.of(self.conditions, [_name(one) for one in self.configurations[1:]], columns)
-        calls = [latency for answer in comparison.baseline.answers for latency in answer.latencies]
+        comparison = TextComparison.of(self.conditions, [name_of(one) for one in self.configurations[1:]], columns)
         comparison.conditions = {
             **self.conditions,
             "processes": self.work.ranks.count,
-            # Where these are far apart, other work slowed the machine, and the speed-ups say little.
-            "baseline_calls": f"{len(calls)}, of {duration(min(calls))} to {duration(max(calls))}",
+            "baseline_calls": spread([time for answer in comparison.baseline.answers for time in answer.latencies]),
         }
         return comparison
 
@@ -118,33 +114,13 @@ class TextExperiment:
         return [answer.to_state() for answer in answers]
 
     def _ask(self, configuration: Configuration | None, answer: Answer, what: str) -> None:
-        self.work.tally.begin(f"{_name(configuration)}, {what}")
-        self._stop_if_cancelled()
-        ask(self.language, configuration, answer, self.call_options, lambda event: self._stop_if_cancelled())
-
-    def _stop_if_cancelled(self) -> None:
-        if self.cancelled is not None and self.cancelled():
-            raise Cancelled("cancelled; what was finished before is kept")
-
-
-def _name(configuration: Configuration | None) -> str:
-    return BASELINE if configuration is None else configuration.name
+        self.work.tally.begin(f"{name_of(configuration)}, {what}")
+        stop_if(self.cancelled)
+        ask(self.language, configuration, answer, self.call_options, lambda event: stop_if(self.cancelled))
 
 
 def _check(configurations: Sequence[Configuration], prompts: Sequence[str], seeds: Sequence[int], repeats: int) -> None:
-    if not prompts:
-        raise ValueError("got no prompts; allowed: one or more. Pass some.")
-    if not seeds or len(set(seeds)) < len(seeds):
-        raise ValueError(f"got seeds={list(seeds)}; allowed: one or more, each once.")
-    if repeats < 1:
-        raise ValueError(f"got repeats={repeats}; allowed: 1 or more.")
-    names = [BASELINE, *(configuration.name for configuration in configurations)]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(
-            f"two configurations are called {', '.join(twice)}; allowed: names that differ from each other and from "
-            f"{BASELINE!r}. Give each a label."
-        )
+    check_plan(configurations, prompts, seeds, repeats=repeats)
     others = [one.name for one in configurations if not issubclass(Strategy.named(one.strategy), TextStrategy)]
     if others:
         raise ValueError(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cachedit.evaluate.markdown import plain, table_lines
-from cachedit.evaluate.table import condition_lines
+from cachedit.evaluate.markdown import head_lines, plain, table_lines
 from cachedit.evaluate.text_comparison import TextComparison
 from cachedit.evaluate.text_table import MARKS, caption, header, table_cells, told
 
@@ -23,12 +22,8 @@ def render_markdown(comparison: TextComparison, title: str) -> str:
 
 
 def _lines(comparison: TextComparison, title: str) -> Iterator[str]:
-    yield f"# {title}\n"
-    yield "## Conditions\n"
-    yield from table_lines(["condition", "value"], [list(line) for line in condition_lines(comparison.conditions)])
-    yield "\n## Result\n"
-    yield from table_lines(header(comparison), [table_cells(comparison, row) for row in comparison.rows])
-    yield f"\n{caption(comparison)}\n"
+    rows = [table_cells(comparison, row) for row in comparison.rows]
+    yield from head_lines(title, comparison.conditions, header(comparison), rows, caption(comparison))
     for row in comparison.cached:
         yield f"- {plain(row.strategy)}: {row.strip} ({MARKS}); {plain(row.configuration)}"
         if row.note:

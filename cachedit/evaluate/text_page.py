@@ -6,7 +6,7 @@ from difflib import SequenceMatcher
 from html import escape
 
 from cachedit.evaluate.answer import Answer
-from cachedit.evaluate.document import conditions_of, document, table
+from cachedit.evaluate.document import document, head
 from cachedit.evaluate.text_comparison import TextComparison, TextRow
 from cachedit.evaluate.text_table import caption, header, table_cells, told
 
@@ -24,11 +24,7 @@ def render(comparison: TextComparison, title: str) -> str:
     order = comparison.worst_first()
     more = f" The first {SHOWN} of {len(order)} are shown." if len(order) > SHOWN else ""
     cells = [table_cells(comparison, row) for row in comparison.rows]
-    body = f"""<h2>Conditions</h2>
-{conditions_of(comparison.conditions)}
-<h2>Result</h2>
-{table(header(comparison), cells, "Result")}
-<p class="caption">{escape(caption(comparison))}</p>
+    body = f"""{head(comparison.conditions, header(comparison), cells, caption(comparison))}
 <h2>Tokens computed by every step</h2>
 <p class="caption">Of the first prompt. A bar as high as the chart is a step that computes all tokens.</p>
 {"".join(_row(row) for row in comparison.rows)}

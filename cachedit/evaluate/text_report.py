@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cachedit.calibration.checkpoint import Checkpoint
-from cachedit.calibration.ranks import Ranks
-from cachedit.calibration.tally import Progress, Tally
-from cachedit.calibration.work import Work
+from cachedit.calibration.tally import Progress
 from cachedit.evaluate.configuration import Configuration
 from cachedit.evaluate.language import LanguageModel
-from cachedit.evaluate.report import FORMAT, NAMES, UNFINISHED, VERSION, begin, described
+from cachedit.evaluate.report import FORMAT, PAGE, VERSION, begin, described, write_documents
 from cachedit.evaluate.text_comparison import TextComparison
 from cachedit.evaluate.text_experiment import Scorer, TextExperiment
 from cachedit.evaluate.text_markdown import render_markdown
 from cachedit.evaluate.text_page import render
 from cachedit.evaluate.text_table import print_text_comparison
-from cachedit.files import write_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -63,15 +59,15 @@ class TextReport:
         Raises:
             OSError: something cannot be written.
         """
-        data, text, page = (self.folder / name for name in NAMES)
         if self.is_main:
-            write_text(text, render_markdown(self.comparison, self.title))
-            write_text(page, render(self.comparison, self.title))
-            # The data comes last: where it is, the report is whole.
-            write_text(data, json.dumps(self.to_dict(), indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-            if self.checkpoint is not None:
-                self.checkpoint.remove()
-        return page
+            write_documents(
+                self.folder,
+                render_markdown(self.comparison, self.title),
+                render(self.comparison, self.title),
+                self.to_dict(),
+                self.checkpoint,
+            )
+        return self.folder / PAGE
 
     def print(self, console: Console) -> None:
         """Print it on the terminal."""
@@ -129,12 +125,8 @@ def measure_text(
         scorer=scorer,
         cancelled=cancelled,
     )
-    ranks = Ranks.here()
     identity = {**experiment.conditions, "configurations": [described(one) for one in configurations]}
-    kept = Checkpoint(folder / UNFINISHED, identity, "report") if ranks.is_main else None
-    ranks.exchange(lambda: begin(folder, kept, resume))
-    tally = Tally(progress if ranks.is_main else None, experiment.expected_calls)
-    experiment.work = Work(ranks, kept, tally)
+    experiment.work = work = begin(folder, identity, resume, progress, lambda processes: experiment.expected_calls)
     comparison = experiment.run()
     comparison.conditions = {**(conditions or {}), **comparison.conditions, **(conditions or {})}
-    return TextReport(comparison, folder, is_main=ranks.is_main, checkpoint=kept)
+    return TextReport(comparison, folder, is_main=work.ranks.is_main, checkpoint=work.checkpoint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cachedit.evaluate.answer import Answer
-from cachedit.evaluate.table import condition_lines, duration, size
+from cachedit.evaluate.table import duration, marked, print_cells, size
 from cachedit.evaluate.text_comparison import TextComparison, TextRow
 
 if TYPE_CHECKING:
@@ -59,23 +59,13 @@ def told(answer: Answer) -> str:
 
 def print_text_comparison(console: Console, comparison: TextComparison) -> None:
     """Print the table, the conditions, and under them the strips and what the numbers would hide."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(show_edge=False, pad_edge=False)
-    for index, name in enumerate(header(comparison)):
-        table.add_column(name, justify="left" if index == 0 else "right", no_wrap=True)
-    for row in comparison.rows:
-        table.add_row(*(Text(cell) for cell in table_cells(comparison, row)))
-    console.print(table)
-    console.print()
-    for name, text in condition_lines(comparison.conditions):
-        if name != "prompts":
-            console.print(Text(f"{name + ':':18s} {text}"), style="dim", soft_wrap=True)
-    console.print()
+    print_cells(
+        console, header(comparison), [table_cells(comparison, row) for row in comparison.rows], comparison.conditions
+    )
     for row in comparison.cached:
-        strip = row.strip.translate(str.maketrans("■▪", "#.")) if console.options.ascii_only else row.strip
-        console.print(Text(f"{row.strategy}  {strip}  ({MARKS})"), soft_wrap=True)
+        console.print(marked(console, f"{row.strategy}  {row.strip}  ({MARKS})"), soft_wrap=True)
         if row.note:
             console.print(Text(f"{row.strategy}: {row.note}"), style="yellow", soft_wrap=True)
 
