@@ -23,6 +23,8 @@ from cachedit.strategy import FeatureStrategy, Strategy
 
 pytest.importorskip("gradio", reason="gradio is not installed: pip install 'cachedit[app]'")
 
+from desks import serving
+
 from cachedit.app import markup
 from cachedit.app.desk import Desk
 from cachedit.app.image import Drawing, draw
@@ -128,14 +130,7 @@ def loaded() -> list[Any]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: list[Any]) -> Desk:
-    """A desk that serves tiny pipelines, whatever model is asked for."""
-
-    def load(*_: Any, **__: Any) -> Any:
-        loaded.append(tiny_pipeline())
-        return loaded[-1]
-
-    monkeypatch.setattr("cachedit.evaluate.loading.load_pipeline", load)
-    return Desk(Settings(folder=tmp_path / "out"))
+    return serving(tiny_pipeline, tmp_path / "out", loaded, monkeypatch)
 
 
 def drawing(strategy: str = "fora", steps: int = 9, **options: Any) -> Drawing:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from diffusers import FluxTransformer2DModel, WanTransformer3DModel
 from torch import nn
+from trials.profile_files import TINY as WHOLE
 
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
@@ -22,24 +23,6 @@ from cachedit import profile as profiles
 from cachedit.feature.families import find_stack
 from cachedit.shipped import fingerprint, resolve, shipped
 from cachedit.strategies.auto import Auto
-
-WHOLE: dict[str, Any] = {
-    "schema": 1,
-    "name": "tiny",
-    "strategy": "mag_cache",
-    "model": {"class": "Tiny", "fingerprint": {"blocks": {"blocks": 4}, "width": 32}, "names": ["me/tiny"]},
-    "sampler": {"class": "FlowMatchEulerDiscreteScheduler", "num_inference_steps": 3},
-    "branches": ["cond", "uncond"],
-    "arrays": {"magnitude_ratio": {"cond": [1.0, 0.9, 0.8], "uncond": [1.0, 0.7, 0.6]}},
-    "sigmas": [1.0, 0.6, 0.2],
-    "defaults": {"threshold": 0.1},
-    "provenance": {"source": "a test"},
-    "versions": {"torch": "2"},
-    "date": "2026-11-30",
-    "command": "cachedit calibrate",
-    "axes": {},
-}
-
 
 # -- files --------------------------------------------------------------------------------------------------------
 

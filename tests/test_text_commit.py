@@ -76,9 +76,8 @@ def test_an_entropy_bound_leaves_the_largest_out_of_the_sum(bound: float, expect
     assert picked(EntropyBound(bound), at) == [expected]
 
 
-def test_a_quota_shares_steps_out_among_blocks_and_masks_among_steps() -> None:
-    at = state([[0.1 * i for i in range(10)]], block=4)  # blocks of 4, 4 and 2
-    rule = Quota(steps=5)  # 2, 2 and 1 steps
+def counts_of(rule: Quota, at: DecodeState) -> list[int]:
+    """How many tokens each step commits until nothing is masked."""
     rule.begin(at, [None])
     counts = []
     while not bool(at.done.all()):
@@ -86,20 +85,19 @@ def test_a_quota_shares_steps_out_among_blocks_and_masks_among_steps() -> None:
         counts.append(int(found.sum()))
         at.commit(found, at.ids)
         at.enter_blocks()
-    assert counts == [2, 2, 2, 2, 2]
+    return counts
+
+
+def test_a_quota_shares_steps_out_among_blocks_and_masks_among_steps() -> None:
+    at = state([[0.1 * i for i in range(10)]], block=4)  # blocks of 4, 4 and 2
+    rule = Quota(steps=5)  # 2, 2 and 1 steps
+    assert counts_of(rule, at) == [2, 2, 2, 2, 2]
 
 
 def test_what_is_left_over_goes_to_the_first_steps() -> None:
     at = state([[0.0] * 8])
     rule = Quota(steps=3)
-    rule.begin(at, [None])
-    counts = []
-    while not bool(at.done.all()):
-        found = rule.select(at)
-        counts.append(int(found.sum()))
-        at.commit(found, at.ids)
-        at.enter_blocks()
-    assert counts == [3, 3, 2]
+    assert counts_of(rule, at) == [3, 3, 2]
 
 
 def test_a_drawn_order_is_known_beforehand_and_is_each_row_s_own() -> None:

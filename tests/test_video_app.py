@@ -19,6 +19,8 @@ from cachedit.samples import sample_path
 
 pytest.importorskip("gradio", reason="gradio is not installed: pip install 'cachedit[app]'")
 
+from desks import serving
+
 from cachedit.app import reel, video
 from cachedit.app.desk import Desk
 from cachedit.app.job import Cancelled, Job
@@ -41,14 +43,7 @@ def loaded() -> list[Any]:
 
 @pytest.fixture
 def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loaded: list[Any]) -> Desk:
-    """A desk that serves a pipeline with random weights, whatever model is asked for."""
-
-    def load(*_: Any, **__: Any) -> Any:
-        loaded.append(random_pipeline())
-        return loaded[-1]
-
-    monkeypatch.setattr("cachedit.evaluate.loading.load_pipeline", load)
-    return Desk(Settings(folder=tmp_path / "out"))
+    return serving(random_pipeline, tmp_path / "out", loaded, monkeypatch)
 
 
 def rolling(frames: int, **options: Any) -> Rolling:

@@ -21,25 +21,29 @@ import numpy as np
 import cachedit
 from cachedit import Profile, ProfileError, Schedule
 
-WHOLE: dict[str, Any] = {
+TINY: dict[str, Any] = {
     "schema": 1,
     "name": "tiny",
     "strategy": "mag_cache",
     "model": {"class": "Tiny", "fingerprint": {"blocks": {"blocks": 4}, "width": 32}, "names": ["me/tiny"]},
     "sampler": {"class": "FlowMatchEulerDiscreteScheduler", "num_inference_steps": 3},
     "branches": ["cond", "uncond"],
-    "arrays": {
-        "magnitude_ratio": {"cond": [1.0, 0.9, 0.8], "uncond": [1.0, 0.7, 0.6]},
-        "residual_error": {"cond": [[0.0, 0.1, 0.2], [0.0, 0.2, 0.3], [0.0, 0.1, 0.4]]},
-        "indicator_polynomial": {"all": [0.0, 0.0, 0.0, 1.0, 0.0]},
-    },
-    "axes": {"residual_error": ["step", "gap"], "indicator_polynomial": ["power"]},
+    "arrays": {"magnitude_ratio": {"cond": [1.0, 0.9, 0.8], "uncond": [1.0, 0.7, 0.6]}},
+    "axes": {},
     "sigmas": [1.0, 0.6, 0.2],
     "defaults": {"threshold": 0.1},
     "provenance": {"source": "a test"},
     "versions": {"torch": "2"},
     "date": "2026-11-30",
     "command": "cachedit calibrate",
+}
+WHOLE: dict[str, Any] = TINY | {
+    "arrays": {
+        **TINY["arrays"],
+        "residual_error": {"cond": [[0.0, 0.1, 0.2], [0.0, 0.2, 0.3], [0.0, 0.1, 0.4]]},
+        "indicator_polynomial": {"all": [0.0, 0.0, 0.0, 1.0, 0.0]},
+    },
+    "axes": {"residual_error": ["step", "gap"], "indicator_polynomial": ["power"]},
 }
 FINGERPRINT = {"class": "Tiny", "blocks": {"blocks": 4}, "width": 32}
 SCHEDULES = (Schedule(7, sigmas=tuple(np.linspace(1, 0.1, 7).tolist())), Schedule(1, sigmas=(1.0,)), Schedule(5))
