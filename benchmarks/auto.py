@@ -35,7 +35,7 @@ from cachedit.calibration import calibrate
 from cachedit.evaluate.compare import Configuration, judge, take
 from cachedit.evaluate.comparison import Shot
 from cachedit.evaluate.conditions import describe
-from cachedit.evaluate.loading import load_pipeline
+from cachedit.evaluate.loading import load_pipeline, load_prompts
 from cachedit.evaluate.metrics import mean_psnr
 from cachedit.evaluate.sweep import halves
 from cachedit.files import write_text
@@ -166,8 +166,8 @@ def targets(bench: Bench, profile: Profile) -> list[dict[str, Any]]:
 def transfer(count: int, profile: Profile) -> list[dict[str, Any]]:
     """One row per sampler, number of steps and budget."""
     rows = []
-    lines = (sample_path("image") / "calibration_prompts.txt").read_text(encoding="utf-8").split("\n")
-    known = halves([line for line in lines if line])[0][:NATIVE_PROMPTS]
+    prompts = load_prompts(str(sample_path("image") / "calibration_prompts.txt"), None, None)
+    known = halves(prompts)[0][:NATIVE_PROMPTS]
     flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 1.0}
     for sampler, scheduler in (("Euler", None), ("UniPC", FlowUniPC(**flow))):
         bench = Bench(count, scheduler)
