@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import os
 from collections.abc import Callable
@@ -103,6 +104,7 @@ def _joined() -> Any:
     """accelerate's state of a launched process, which has joined the others on their GPUs or else on CPUs."""
     from accelerate import PartialState
 
+    joining = not _grouped()
     on_cpu = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
     state = PartialState(cpu=on_cpu or not getattr(torch, "accelerator", torch.cuda).is_available())
     if not _grouped():
@@ -110,7 +112,15 @@ def _joined() -> Any:
             f"{os.environ['WORLD_SIZE']} processes were launched, and accelerate finds no way for them to talk on "
             f"{state.device}; allowed: processes on GPUs or CPUs. Call torch.distributed.init_process_group before."
         )
+    if joining:
+        atexit.register(_leave)
     return state
+
+
+def _leave() -> None:
+    """Close the group while Python still runs: its threads end a process with SIGABRT if they are left to its end."""
+    if _grouped():
+        dist.destroy_process_group()
 
 
 @functools.lru_cache(maxsize=1)

@@ -103,6 +103,23 @@ class TestJob:
         with pytest.raises(ValueError, match="no such thing"):
             job.result  # noqa: B018
 
+    def test_cancelling_is_the_last_that_is_told(self) -> None:
+        asked = threading.Event()
+
+        def work(job: Job) -> None:
+            job.tell("on")
+            asked.wait(5)
+            job.tell("still on")
+
+        job = Job(work)
+        updates = job.updates()
+        assert next(updates).text == "on"
+        job.cancel()
+        asked.set()
+        assert [status.text for status in updates] == ["Cancelling ..."]
+        with pytest.raises(Cancelled):
+            job.result  # noqa: B018
+
     def test_who_stops_asking_has_cancelled(self) -> None:
         ended = threading.Event()
 
@@ -277,7 +294,7 @@ class TestShelf:
             updates = waiting.updates()
             assert next(updates).text == "waiting for 1 other run"
             waiting.cancel()
-            assert list(updates) == []
+            assert [status.text for status in updates] == ["Cancelling ..."]
             with pytest.raises(Cancelled):
                 waiting.result  # noqa: B018
 

@@ -74,6 +74,8 @@ def test_a_process_alone_is_the_main_one_and_chooses_its_device() -> None:
 
 LAUNCHED = """
 import json
+import sys
+from pathlib import Path
 from painter import Painter
 from rank_calibration import calibrated
 import cachedit
@@ -82,7 +84,8 @@ from cachedit.calibration.ranks import Ranks, device_of_rank
 pipe, device = Painter(), device_of_rank()
 profile = calibrated("magcache", pipe)
 ranks = Ranks.here()
-print(json.dumps([ranks.index, ranks.count, device, pipe.prompts, profile]), flush=True)
+found = json.dumps([ranks.index, ranks.count, device, pipe.prompts, profile])
+Path(sys.argv[1], f"{ranks.index}.json").write_text(found, encoding="utf-8")
 """
 
 
@@ -91,14 +94,14 @@ def test_processes_of_accelerate_find_each_other(tmp_path: Path) -> None:
     script.write_text(LAUNCHED, encoding="utf-8")
     launcher = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
     options = ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    printed = subprocess.run(
-        [sys.executable, *launcher, *options, script],
+    ran = subprocess.run(
+        [sys.executable, *launcher, *options, script, tmp_path],
         env=environment() | {"CUDA_VISIBLE_DEVICES": ""},
-        check=True,
         capture_output=True,
         timeout=300,
-    ).stdout.decode()
-    found = sorted(json.loads(line) for line in printed.splitlines() if line.startswith("["))
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    found = [json.loads((tmp_path / f"{rank}.json").read_text(encoding="utf-8")) for rank in (0, 1)]
     alone = calibrated("magcache")
     assert found == [
         [0, 2, "cpu:0", ["a sphere", "a cone"], alone],

@@ -92,7 +92,10 @@ class Job:
 
     def cancel(self) -> None:
         """Say that the work is not wanted any more; it ends when it next asks."""
-        self._wanted = False
+        with self._changed:
+            self._wanted = False
+            self._status = Status("Cancelling ...")
+            self._changed.notify_all()
 
     def send(self, wish: Any) -> None:
         """Leave a wish with the work, such as another prompt; it takes notice when it next looks."""
@@ -110,8 +113,8 @@ class Job:
 
     def tell(self, text: str, done: int = 0, total: int = 0, strip: str = "", part: Any = None) -> None:
         """Tell how far the work is; see ``Status``. Raises Cancelled if it is not wanted any more."""
-        self.check()
         with self._changed:
+            self.check()
             self._status = Status(text, done, total, strip, part)
             self._changed.notify_all()
 

@@ -52,9 +52,8 @@ class Panel:
         def begin(values: Values, request: gr.Request) -> Iterator[Values]:
             yield from self._followed(str(request.session_hash), lambda session: plan(values, session), show)
 
-        def cancel(request: gr.Request) -> str:
-            self._desk.cancel(str(request.session_hash))
-            return markup.message("Cancelling ...")
+        def cancel(request: gr.Request) -> None:
+            self._desk.cancel(str(request.session_hash))  # the run says so: only it knows what it said last
 
         self.start.click(
             begin,
@@ -65,7 +64,7 @@ class Panel:
             concurrency_id="runs",  # of all tabs: Gradio has 40 threads, and some must be left to cancel with
             api_visibility="private",
         )
-        self.cancel.click(cancel, None, self.status, queue=False, show_progress="hidden", api_visibility="private")
+        self.cancel.click(cancel, None, None, queue=False, show_progress="hidden", api_visibility="private")
 
     def _followed(
         self, session: str, plan: Callable[[str], Callable[[Job], Any]], show: Callable[[Any], Values]

@@ -174,9 +174,7 @@ def measure(
     experiment.keep = lambda shot, name: _keep(folder, shot, name, experiment.cells)
     comparison = experiment.run()
     experiment.count(comparison)
-    for shot in (shot for row in comparison.rows for shot in row.shots):
-        assert shot.file is not None
-        shot.file = folder / PICTURES / shot.file.parent.name / shot.file.name  # a resumed folder may have moved
+    _place(comparison, folder)
     comparison.conditions = {**(conditions or {}), **comparison.conditions, **(conditions or {})}
     return Report(comparison, folder, is_main=work.ranks.is_main, checkpoint=work.checkpoint)
 
@@ -230,6 +228,13 @@ def _keep(folder: Path, shot: Shot, name: str, cells: Sequence[tuple[str, int]])
     target = folder / PICTURES / slug(name)
     target.mkdir(parents=True, exist_ok=True)
     return write(target / f"{place + 1:03d}-seed{shot.seed}.png", shot.pictures)
+
+
+def _place(comparison: Comparison, folder: Path) -> None:
+    """Say where the pictures lie now; a folder that is gone on with may have moved."""
+    for shot in (shot for row in comparison.rows for shot in row.shots):
+        assert shot.file is not None
+        shot.file = folder / PICTURES / shot.file.parent.name / shot.file.name
 
 
 def _check_names(configurations: Sequence[Configuration]) -> None:
