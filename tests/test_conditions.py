@@ -116,10 +116,12 @@ def test_c2_a_prefill_is_the_joint_pass_in_which_the_condition_sees_only_itself(
 def test_c2_a_prefill_depends_on_the_time_but_on_no_text(family: Family, network: ConditionedNetwork) -> None:
     condition = family.tokens(CONDITION)
     bank = network.prefill(**family.inputs(condition, text(), 0.0, REFERENCE))
-    other = network.prefill(**family.inputs(condition, text(200), 0.0, REFERENCE))
-    assert other.drift(bank) == 0.0
-    later = network.prefill(**family.inputs(condition, text(), 0.6, REFERENCE))
-    assert later.drift(bank) > 0.01
+    assert not bank.changes
+    network.prefill(into=bank, **family.inputs(condition, text(200), 0.0, REFERENCE))
+    assert len(bank.changes) == len(bank.layers)
+    assert bank.drift == 0.0
+    network.prefill(into=bank, **family.inputs(condition, text(), 0.6, REFERENCE))
+    assert bank.drift > 0.01
 
 
 def test_several_conditions_are_several_banks_in_any_order(family: Family, network: ConditionedNetwork) -> None:
@@ -136,18 +138,26 @@ def test_c3_a_reference_that_sees_everything_drifts_with_time_and_with_the_laten
 ) -> None:
     x, reference = family.tokens(TOKENS), family.tokens(CONDITION, seed=9)
 
-    def recorded(latents: torch.Tensor, t: float) -> tuple[torch.Tensor, KVBank]:
+    def recorded(latents: torch.Tensor, t: float, into: KVBank | None = None) -> tuple[torch.Tensor, KVBank]:
         inputs = family.inputs(torch.cat([latents, reference], 1), text(), t, EVERYTHING)
-        return network.record(REFERENCE, **inputs)
+        return network.record(REFERENCE, into=into, **inputs)
 
     whole, bank = recorded(x, 0.9)
     # on the pass it was recorded in, it is exact
     assert far(network.attend(bank, **family.inputs(x, text(), 0.9, IMAGE)), whole[:, :TOKENS]) < EXACT
-    moved = recorded(x + 0.3 * family.tokens(TOKENS, seed=3), 0.9)[1]
-    assert recorded(x, 0.3)[1].drift(bank) > 0.01
-    assert moved.drift(bank) > 0.001
-    first = moved.layers[0][0]
-    assert torch.equal(first, bank.layers[0][0])  # the first layer has not seen the latents yet
+    first = bank.layers[0][0]
+    recorded(x + 0.3 * family.tokens(TOKENS, seed=3), 0.9, bank)
+    assert bank.drift > 0.001
+    assert torch.equal(bank.layers[0][0], first)  # the first layer has not seen the latents yet
+    recorded(x, 0.3, bank)
+    assert not torch.equal(bank.layers[0][0], first)
+
+
+def test_the_drift_of_a_bank_is_the_largest_relative_change_of_a_layer() -> None:
+    bank, ones = KVBank(), torch.ones(1, 4, 1, 1)
+    for layer, size in ((0, 1.0), (1, 1.0), (0, 1.25), (1, 0.5)):
+        bank.write(layer, size * ones, ones)
+    assert bank.drift == 0.5
 
 
 def test_c4_the_cache_that_flux2_brings_along_keeps_the_same_promise() -> None:

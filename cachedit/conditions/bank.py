@@ -19,12 +19,14 @@ class KVBank:
             a pass that asks for another label is refused. None where it depends on nothing that may change.
         device, dtype: where and how they are kept; None is as they come.
         layers: the keys and values.
+        changes: of each layer that was written anew, the relative change of its keys, ||K - K'|| / ||K'||.
     """
 
     label: Hashable = None
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
     layers: dict[int, Pair] = field(default_factory=dict)
+    changes: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -33,7 +35,15 @@ class KVBank:
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Keep keys and values of a layer in place of those it had; they are copied, so that no larger tensor stays."""
-        self.layers[layer] = self._kept(k), self._kept(v)
+        kept, old = self._kept(k), self.layers.get(layer)
+        if old is not None and old[0].shape == kept.shape:
+            self.changes[layer] = (kept - old[0]).norm() / old[0].norm().clamp_min(torch.finfo(kept.dtype).tiny)
+        self.layers[layer] = kept, self._kept(v)
+
+    def clear(self) -> None:
+        """Forget everything but what it is for."""
+        self.layers.clear()
+        self.changes.clear()
 
     def read(self, layer: int, like: torch.Tensor) -> Pair:
         """Keys and values of a layer on the device and in the dtype of ``like`` [B, N, H, D].
@@ -65,13 +75,10 @@ class KVBank:
                 f"got a bank that was recorded for {self.label!r}; this pass needs one for {label!r}. Record it anew."
             )
 
-    def drift(self, earlier: KVBank) -> float:
-        """Largest relative change of a layer's keys since ``earlier``, ||K - K'|| / ||K'||. Waits for the device."""
-        changes = [
-            ((k - old).norm() / old.norm().clamp_min(torch.finfo(old.dtype).tiny))
-            for (k, _), (old, _) in ((self.layers[layer], earlier.layers[layer]) for layer in self.layers)
-        ]
-        return float(torch.stack(changes).max()) if changes else 0.0
+    @property
+    def drift(self) -> float:
+        """Largest change of a layer by the last pass that wrote it anew; 0 before one. Waits for the device."""
+        return float(torch.stack(list(self.changes.values())).max()) if self.changes else 0.0
 
     def _kept(self, x: torch.Tensor) -> torch.Tensor:
         return x.detach().to(self.device or x.device, self.dtype or x.dtype, copy=True)

@@ -25,6 +25,8 @@ class Pass:
         isolated: image tokens attend only to each other, and not to the text.
         rows: positions of the image tokens in the model's table, for models whose positions are those of a whole grid.
         text: text tokens of the sequence; a block that is given the text apart says how many.
+        text_positions: rotations of the text, in models that place it beside all images of the sequence: a pass that
+            writes notes them, and one in which images are missing is given them.
     """
 
     into: KVBank | None = None
@@ -34,6 +36,7 @@ class Pass:
     isolated: bool = False
     rows: torch.Tensor | None = None
     text: int = 0
+    text_positions: torch.Tensor | None = None
 
 
 class Current:
@@ -63,7 +66,7 @@ class Current:
             yield
         except BaseException:
             if now.into is not None:
-                now.into.layers.clear()
+                now.into.clear()
             raise
         finally:
             self.now = None

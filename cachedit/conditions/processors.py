@@ -92,6 +92,10 @@ class QwenJointAttention(JointAttention):
         text_q, text_k = _normed(attn.norm_added_q, text_q), _normed(attn.norm_added_k, text_k)
         if image_rotary_emb is not None:
             image, text = image_rotary_emb
+            if now.into is not None:
+                now.text_positions = text
+            elif now.text_positions is not None:
+                text = now.text_positions
             image = image if now.rows is None else image[now.rows.to(image.device)]
             q, k = (apply_rotary_emb_qwen(x, image, use_real=False) for x in (q, k))
             text_q, text_k = (apply_rotary_emb_qwen(x, text, use_real=False) for x in (text_q, text_k))
