@@ -15,6 +15,7 @@ class FluxLayout:
     """Flux: every token comes with its position, whose first axis is 0 for the image and more for references."""
 
     prompts = ("prompt", "prompt_embeds", "pooled_prompt_embeds")
+    rescales_guidance = False
 
     def image_tokens(self, inputs: Inputs) -> int:
         """Leading tokens that belong to the image itself. Waits for the device."""
@@ -53,6 +54,7 @@ class QwenLayout:
     """QwenImage: positions follow from the shapes of all images, of which the first is the one that is made."""
 
     prompts = ("prompt", "prompt_embeds", "prompt_embeds_mask")
+    rescales_guidance = True
 
     def image_tokens(self, inputs: Inputs) -> int:
         """Leading tokens that belong to the image itself."""
