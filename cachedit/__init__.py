@@ -49,7 +49,7 @@ def __getattr__(name: str) -> object:
     """Sub-packages and strategy classes (``cachedit.MagCache``) load on first use."""
     import importlib
 
-    if name in ("calibration", "kernels", "samples", "strategies", "text"):
+    if name in ("calibration", "conditions", "kernels", "samples", "strategies", "text", "video"):
         return importlib.import_module(f"cachedit.{name}")
     if name == "generate":
         return importlib.import_module("cachedit.text").generate

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from cachedit.video.checkpoint import load_causal_checkpoint as load_causal_checkpoint
     from cachedit.video.decoder import StreamingDecoder as StreamingDecoder
+    from cachedit.video.flow import flow_interpolation as flow_interpolation
     from cachedit.video.network import CausalNetwork as CausalNetwork
     from cachedit.video.presets import PRESETS as PRESETS
     from cachedit.video.presets import Preset as Preset
@@ -29,6 +30,7 @@ _HOMES = {
     "Stream": "stream",
     "StreamingDecoder": "decoder",
     "VideoRun": "record",
+    "flow_interpolation": "flow",
     "load_causal_checkpoint": "checkpoint",
 }
 __all__ = list(_HOMES)
