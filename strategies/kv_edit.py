@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from cachedit.conditions.edit import Edit, EditSession
 from cachedit.conditions.strategy import ConditionStrategy
 
-from .checks import check_count, check_number
+from .checks import check_choice, check_count, check_number
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,7 @@ class KVEdit(ConditionStrategy):
         Raises:
             ValueError: a value out of range.
         """
-        if self.mode not in ("inversion_free", "inversion"):
-            raise ValueError(f'KVEdit mode={self.mode!r}; allowed: "inversion_free" or "inversion"')
+        check_choice(self, "mode", ("inversion_free", "inversion"))
         check_count(self, "skip")
         if self.source_guidance is not None:
             check_number(self, "source_guidance")

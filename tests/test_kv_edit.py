@@ -207,7 +207,7 @@ def test_what_does_not_fit_is_refused_before_the_first_step(built: Built, family
         edited(built, family, steps=4)
     with pytest.raises(ValueError, match="got latents, which an edit takes from image"):
         edited(built, family, latents=packed(built))
-    with pytest.raises(ValueError, match='allowed: "inversion_free" or "inversion"'):
+    with pytest.raises(ValueError, match="allowed: 'inversion_free', 'inversion'"):
         cachedit.wrap(pipe, "kv-edit", mode="ddim")
     with pytest.raises(ValueError, match="restart=True; allowed: with mode"):
         cachedit.wrap(pipe, "kv-edit", restart=True)

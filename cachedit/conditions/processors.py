@@ -8,24 +8,13 @@ import torch
 
 from cachedit.conditions.passes import Current, Pass, attended
 from cachedit.errors import UnsupportedModelError
+from cachedit.processors import Processor
 
 Output = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-class JointAttention:
-    """Attention of text and image tokens; outside of a pass it is the processor that was there before.
-
-    Args:
-        current: the pass.
-        layer: number of the layer in the banks.
-        stock: the model's own processor.
-    """
-
-    _parallel_config = None
-
-    def __init__(self, current: Current, layer: int, stock: Any) -> None:
-        self.current, self.layer, self.stock = current, layer, stock
-        self._attention_backend = getattr(stock, "_attention_backend", None)
+class JointAttention(Processor[Current]):
+    """Attention of text and image tokens; ``layer`` is its number in the banks."""
 
 
 class FluxJointAttention(JointAttention):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from typing import Any
+
+from cachedit.record import Record
 
 
 @dataclass
@@ -26,7 +28,7 @@ class CallRecord:
 
 
 @dataclass
-class ConditionRun:
+class ConditionRun(Record):
     """One run of a pipeline.
 
     Attributes:
@@ -44,11 +46,6 @@ class ConditionRun:
     status: str = "running"
 
     @property
-    def aborted(self) -> bool:
-        """True if it ended with an error."""
-        return self.status == "aborted"
-
-    @property
     def reused_steps(self) -> tuple[int, ...]:
         """Steps at which keys and values were read from a bank."""
         return tuple(dict.fromkeys(call.step for call in self.calls if call.reused))
@@ -58,15 +55,15 @@ class ConditionRun:
         """Largest change of what was recorded anew; None if nothing was recorded twice."""
         return max((call.drift for call in self.calls if call.drift is not None), default=None)
 
-    def to_json(self) -> str:
-        """The whole run as a JSON object."""
-        return json.dumps({**asdict(self), "reused_steps": self.reused_steps, "drift": self.drift})
+    def summary(self) -> dict[str, Any]:
+        """What follows from the calls."""
+        return {"reused_steps": self.reused_steps, "drift": self.drift}
 
-    def __str__(self) -> str:
+    def lines(self) -> list[tuple[str, str]]:
         """A small table: what was configured, what was read from banks and how far it had moved."""
         tokens, reused = (sum(getattr(call, name) for call in self.calls) for name in ("tokens", "reused"))
         drift = "not measured" if self.drift is None else f"{self.drift:.3f} at most, relative change of keys"
-        rows = [
+        return [
             ("strategy", self.strategy),
             ("status", self.status),
             ("steps", f"{self.steps}, {len(self.calls)} calls of the model"),
@@ -75,4 +72,3 @@ class ConditionRun:
             ("drift", drift),
             ("cache", f"{self.cache_bytes_peak:,} bytes at most"),
         ]
-        return "\n".join(f"{name:17s} {value}" for name, value in rows)

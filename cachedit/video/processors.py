@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cachedit.processors import Processor
 from cachedit.video.opening import Opening
 from cachedit.video.ring import RollingKVCache
 
@@ -64,23 +65,7 @@ class Current:
             self._lock.release()
 
 
-class Processor:
-    """Base of what stands in for the attention processors of a model.
-
-    Args:
-        current: the pass that is made.
-        layer: number of the block.
-        stock: the processor that it stands in for.
-    """
-
-    _parallel_config = None
-
-    def __init__(self, current: Current, layer: int, stock: Any) -> None:
-        self.current, self.layer, self.stock = current, layer, stock
-        self._attention_backend = getattr(stock, "_attention_backend", None)
-
-
-class RingSelfAttention(Processor):
+class RingSelfAttention(Processor[Current]):
     """Self-attention of the frames of a pass over the ring of the current branch."""
 
     def __call__(
@@ -107,7 +92,7 @@ class RingSelfAttention(Processor):
         return _out(attn, found[0] if len(found) == 1 else torch.cat(found, 1))
 
 
-class TextCrossAttention(Processor):
+class TextCrossAttention(Processor[Current]):
     """Cross-attention whose keys and values are computed once per prompt."""
 
     def __call__(
