@@ -22,7 +22,7 @@ def check_count(strategy: Any, *names: str, lowest: int = 0) -> None:
             raise ValueError(f"{type(strategy).__name__} {name}={value!r}; allowed: an integer, {lowest} or more")
 
 
-def check_choice(strategy: Any, name: str, allowed: tuple[str, ...]) -> None:
+def check_choice(strategy: Any, name: str, allowed: tuple[str | None, ...]) -> None:
     """Raise ValueError unless the option has one of these values."""
     value = getattr(strategy, name)
     if value not in allowed:

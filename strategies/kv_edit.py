@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from cachedit.conditions.edit import Edit, EditSession
 from cachedit.conditions.strategy import ConditionStrategy
+from cachedit.eight_bits import FORMATS
 
 from .checks import check_choice, check_count, check_number
 
@@ -25,6 +26,7 @@ class KVEdit(ConditionStrategy):
     bias:            added to the attention scores of background tokens (the released code: 1; 0 adds nothing, and
                      then an edit to the image's own prompt and guidance gives the image).
     restart:         with "inversion", the foreground begins from noise and not from what was found.
+    dtype:           None keeps keys and values as they are, "int8" and "fp8" in eight bits.
     """
 
     mode: Literal["inversion_free", "inversion"] = "inversion_free"
@@ -32,6 +34,7 @@ class KVEdit(ConditionStrategy):
     source_guidance: float | None = 1.5
     bias: float = 0.0
     restart: bool = False
+    dtype: Literal["int8", "fp8"] | None = None
 
     paper: ClassVar[str] = "arXiv 2502.17363"
 
@@ -42,6 +45,7 @@ class KVEdit(ConditionStrategy):
             ValueError: a value out of range.
         """
         check_choice(self, "mode", ("inversion_free", "inversion"))
+        check_choice(self, "dtype", (None, "int8", "fp8"))
         check_count(self, "skip")
         if self.source_guidance is not None:
             check_number(self, "source_guidance")
@@ -50,5 +54,5 @@ class KVEdit(ConditionStrategy):
 
     def session(self, pipe: Any) -> EditSession:
         """A session that runs the pipeline on an image."""
-        edit = Edit(self.mode, self.skip, self.source_guidance, self.bias, self.restart)
+        edit = Edit(self.mode, self.skip, self.source_guidance, self.bias, self.restart, FORMATS[self.dtype])
         return EditSession(repr(self), pipe, edit)

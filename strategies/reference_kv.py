@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from cachedit.conditions.reference import ReferenceSession
 from cachedit.conditions.strategy import ConditionStrategy
+from cachedit.eight_bits import FORMATS
 
-from .checks import check_count, check_number
+from .checks import check_choice, check_count, check_number
 
 FEW = 4  # steps of a run in which nothing is reused by default
 
@@ -27,12 +28,14 @@ class ReferenceKV(ConditionStrategy):
     last:      trailing steps at which they are always computed.
     max_drift: once the keys of a layer have changed by more between two computations, relative to their norm, the rest
                of the run computes them at every step. None does not ask.
+    dtype:     None keeps keys and values as they are, "int8" and "fp8" in eight bits.
     """
 
     interval: int = 3
     first: int = 2
     last: int = 1
     max_drift: float | None = None
+    dtype: Literal["int8", "fp8"] | None = None
 
     paper: ClassVar[str] = "arXiv 2506.15742"
 
@@ -44,12 +47,13 @@ class ReferenceKV(ConditionStrategy):
         """
         check_count(self, "interval", lowest=1)
         check_count(self, "first", "last")
+        check_choice(self, "dtype", (None, "int8", "fp8"))
         if self.max_drift is not None:
             check_number(self, "max_drift")
 
     def session(self, pipe: Any) -> ReferenceSession:
         """A session that asks ``is_fresh`` at every step."""
-        return ReferenceSession(repr(self), pipe, self)
+        return ReferenceSession(repr(self), pipe, self, FORMATS[self.dtype])
 
     def is_fresh(self, step: int, steps: int, drift: float | None) -> bool:
         """The first and last steps, every ``interval``-th after them, and all where the keys moved too far."""

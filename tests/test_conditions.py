@@ -213,6 +213,33 @@ def test_a_bank_in_half_the_bytes_is_read_as_the_pass_needs_it(family: Family, n
     assert 0 < far(ours, network.attend(wide, **step)) < 1e-5
 
 
+def test_an_int8_bank_has_a_scale_per_token_and_head() -> None:
+    """Of 1, -0.5 and 0.25 a step is 1 / 127; -0.5 is -63.5 steps, which rounds to the even -64."""
+    k = torch.tensor([[[[1.0, -0.5, 0.25, 0.0]], [[0.0, 0.0, 0.0, 0.0]], [[-254.0, 2.0, 0.0, 0.0]]]])  # [1, 3, 1, 4]
+    bank = KVBank(dtype=torch.int8)
+    bank.write(0, k, 2 * k)
+    kept = bank.layers[0]
+    assert kept.k[0, :, 0].tolist() == [[127, -64, 32, 0], [0, 0, 0, 0], [-127, 1, 0, 0]]
+    assert torch.equal(kept.v, kept.k)
+    found, doubled = bank.read(0, k)
+    torch.testing.assert_close(found[0, 0, 0] * 127, torch.tensor([127.0, -64.0, 32.0, 0.0]))
+    assert found[0, 2, 0].tolist() == [-254.0, 2.0, 0.0, 0.0]
+    torch.testing.assert_close(doubled, 2 * found)
+    assert bank.nbytes == 2 * 3 * (4 + 4)  # four codes and a scale of four bytes, for keys and for values
+    bank.write(0, k, k)
+    assert bank.drift == 0.0
+
+
+def test_a_bank_in_eight_bits_is_close_and_an_eighth_of_float64(family: Family, network: ConditionedNetwork) -> None:
+    inputs = family.inputs(family.tokens(CONDITION), text(), 0.0, REFERENCE)
+    wide, step = network.prefill(**inputs), family.inputs(family.tokens(TOKENS), text(), 0.6, IMAGE)
+    exact = network.attend(wide, **step)
+    for dtype, bytes_of_16, allowed in ((torch.int8, 16 + 4, 0.01), (torch.float8_e4m3fn, 16, 0.05)):
+        bank = network.prefill(into=KVBank(dtype=dtype), **inputs)
+        assert bank.nbytes * 8 * 16 == wide.nbytes * bytes_of_16
+        assert 0 < far(network.attend(bank, **step), exact) < allowed
+
+
 def test_what_does_not_fit_is_refused_and_a_failed_pass_leaves_no_half_bank(
     family: Family, network: ConditionedNetwork, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -176,6 +176,10 @@ class TestCompare:
         with pytest.raises(ValueError, match="Unprompted takes no prompt; allowed"):
             compare(Unprompted(), [], PROMPTS, 2)
 
+    def test_edits_have_more_than_a_prompt(self, pipe):
+        with pytest.raises(ValueError, match="kv-edit, other works on calls with an image"):
+            compare(pipe, [Configuration("kv-edit"), Configuration("reference-kv", {}, None, "other")], PROMPTS, 2)
+
     def test_videos_are_compared_frame_by_frame(self):
         result = compare(tiny_pipeline(Frames), [Configuration("magcache", {}, profile())], ["red star"], 10)
         assert result.baseline.shots[0].pictures.shape == (3, 3, 32, 32)

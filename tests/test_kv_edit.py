@@ -112,6 +112,17 @@ def test_inversion_keeps_the_background_and_the_keys_of_all_steps(built: Built, 
     assert run.cache_bytes_peak == 6 * layers * 2 * len(OUTSIDE) * 32 * 4
 
 
+def test_what_is_kept_in_eight_bits_is_a_third_and_the_background_is_bit_for_bit(built: Built, family: str) -> None:
+    x0 = packed(built)
+    cachedit.wrap(built.pipe, "kv-edit", mode="inversion", source_guidance=None)
+    wide, bytes_wide = edited(built, family), cachedit.last_run(built.pipe).cache_bytes_peak
+    cachedit.wrap(built.pipe, "kv-edit", mode="inversion", source_guidance=None, dtype="int8")
+    found = edited(built, family)
+    assert cachedit.last_run(built.pipe).cache_bytes_peak * 64 == bytes_wide * (16 + 4)  # heads of 16 channels
+    assert torch.equal(found[:, OUTSIDE], x0[:, OUTSIDE])
+    assert 0 < far(found, wide) < 0.02
+
+
 def test_more_steps_bring_an_inversion_and_its_way_back_together(built: Built, family: str) -> None:
     """Up and down differ by the step size alone, so four times the steps leave about a quarter of the error."""
     x0 = packed(built)
@@ -209,6 +220,8 @@ def test_what_does_not_fit_is_refused_before_the_first_step(built: Built, family
         edited(built, family, latents=packed(built))
     with pytest.raises(ValueError, match="allowed: 'inversion_free', 'inversion'"):
         cachedit.wrap(pipe, "kv-edit", mode="ddim")
+    with pytest.raises(ValueError, match="dtype='int4'; allowed: None, 'int8', 'fp8'"):
+        cachedit.wrap(pipe, "kv-edit", dtype="int4")
     with pytest.raises(ValueError, match="restart=True; allowed: with mode"):
         cachedit.wrap(pipe, "kv-edit", restart=True)
     with pytest.raises(UnsupportedModelError, match="takes an image itself"):

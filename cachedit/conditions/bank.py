@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from cachedit.eight_bits import narrowed, widened
+from cachedit.kernels import KVCache
+
 Pair = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -17,7 +20,7 @@ class KVBank:
     Attributes:
         label: what they depend on besides the layer, such as the picture, its positions, the adapter and its weight;
             a pass that asks for another label is refused. None where it depends on nothing that may change.
-        device, dtype: where and how they are kept; None is as they come.
+        device, dtype: where and how they are kept; None is as they come. int8 keeps a scale per token and head too.
         layers: the keys and values.
         changes: of each layer that was written anew, the relative change of its keys, ||K - K'|| / ||K'||.
     """
@@ -25,20 +28,22 @@ class KVBank:
     label: Hashable = None
     device: torch.device | str | None = None
     dtype: torch.dtype | None = None
-    layers: dict[int, Pair] = field(default_factory=dict)
+    layers: dict[int, KVCache] = field(default_factory=dict)
     changes: dict[int, torch.Tensor] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all layers."""
-        return sum(x.numel() * x.element_size() for pair in self.layers.values() for x in pair)
+        kept = (x for layer in self.layers.values() for x in layer if x is not None)
+        return sum(x.numel() * x.element_size() for x in kept)
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Keep keys and values of a layer in place of those it had; they are copied, so that no larger tensor stays."""
-        kept, old = self._kept(k), self.layers.get(layer)
-        if old is not None and old[0].shape == kept.shape:
-            self.changes[layer] = (kept - old[0]).norm() / old[0].norm().clamp_min(torch.finfo(kept.dtype).tiny)
-        self.layers[layer] = kept, self._kept(v)
+        old, (keys, k_scale), (values, v_scale) = self.layers.get(layer), self._kept(k), self._kept(v)
+        if old is not None and old.k.shape == keys.shape:
+            before, now = widened(old.k, old.k_scale, k.dtype), widened(keys, k_scale, k.dtype)
+            self.changes[layer] = (now - before).norm() / before.norm().clamp_min(torch.finfo(before.dtype).tiny)
+        self.layers[layer] = KVCache(keys, values, k_scale, v_scale)
 
     def clear(self) -> None:
         """Forget everything but what it is for."""
@@ -56,7 +61,9 @@ class KVBank:
                 f"got a bank without keys of layer {layer}; it has {len(self.layers)} layers. Record a whole pass of "
                 "the model before it is attended to."
             )
-        k, v = (x.to(like.device, like.dtype, non_blocking=True) for x in self.layers[layer])
+        kept = (None if x is None else x.to(like.device, non_blocking=True) for x in self.layers[layer])
+        k, v, k_scale, v_scale = kept
+        k, v = widened(k, k_scale, like.dtype), widened(v, v_scale, like.dtype)
         if k.shape[0] not in (1, like.shape[0]):
             raise ValueError(
                 f"got a bank of {k.shape[0]} samples in a batch of {like.shape[0]}; allowed: 1 or {like.shape[0]}. "
@@ -80,5 +87,8 @@ class KVBank:
         """Largest change of a layer by the last pass that wrote it anew; 0 before one. Waits for the device."""
         return float(torch.stack(list(self.changes.values())).max()) if self.changes else 0.0
 
-    def _kept(self, x: torch.Tensor) -> torch.Tensor:
-        return x.detach().to(self.device or x.device, self.dtype or x.dtype, copy=True)
+    def _kept(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x = x.detach()
+        kept, scale = narrowed(x, self.dtype or x.dtype)
+        place = self.device or x.device
+        return kept.to(place, copy=kept is x), None if scale is None else scale.to(place)

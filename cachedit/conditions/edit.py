@@ -28,6 +28,7 @@ class Edit:
     source_guidance: embedded guidance for the original; None is that of the call.
     bias: added to the attention scores of the background.
     restart: after an inversion, the foreground begins from noise all the same.
+    dtype: of what is kept; None is the model's.
     """
 
     mode: Literal["inversion_free", "inversion"]
@@ -35,6 +36,7 @@ class Edit:
     source_guidance: float | None
     bias: float
     restart: bool
+    dtype: torch.dtype | None
 
 
 @dataclass
@@ -123,7 +125,7 @@ class EditSession(ConditionSession):
         assert original is not None
         free, spent, level = self.edit.mode == "inversion_free", 0, self._level(self.step)
         if free and self.branch == 0:
-            self.banks[0] = bank = KVBank()
+            self.banks[0] = bank = KVBank(dtype=self.edit.dtype)
             self._velocity = self._source(passed, inputs, original.at(level).to(latents.dtype), level, bank)
             spent = latents.shape[1]
         elif not free and self.step == 0 and self.branch == 0:
@@ -153,7 +155,7 @@ class EditSession(ConditionSession):
         x = self._original.x0.to(inputs["hidden_states"].dtype)
         for step in reversed(range(self.steps)):
             low, high = self._level(step + 1), self._level(step)
-            self.banks[step] = bank = KVBank(device="cpu")
+            self.banks[step] = bank = KVBank(device="cpu", dtype=self.edit.dtype)
             x = x + (high - low) * self._source(passed, inputs, x, low, bank)
         return self._original.at(self._level(0)).to(x.dtype) if self.edit.restart else x
 

@@ -29,9 +29,9 @@ class ReferenceSession(ConditionSession):
     _drift: float | None
     _decided: bool
 
-    def __init__(self, described: str, pipe: Any, refresh: Refresh) -> None:
+    def __init__(self, described: str, pipe: Any, refresh: Refresh, dtype: torch.dtype | None = None) -> None:
         super().__init__(described, pipe)
-        self.refresh = refresh
+        self.refresh, self.dtype = refresh, dtype
         self._text: dict[int, torch.Tensor | None] = {}  # rotations of the text by branch
         self._begin()
 
@@ -60,7 +60,7 @@ class ReferenceSession(ConditionSession):
         return torch.cat([found, found.new_zeros(found.shape[0], total - image, found.shape[2])], 1)
 
     def _recorded(self, passed: Passed, inputs: dict[str, Any], image: int) -> torch.Tensor:
-        total, bank = inputs["hidden_states"].shape[1], self.banks.get(self.branch) or KVBank()
+        total, bank = inputs["hidden_states"].shape[1], self.banks.get(self.branch) or KVBank(dtype=self.dtype)
         rows = torch.arange(image, total, device=inputs["hidden_states"].device)
         now = Pass(into=bank, record=rows)
         found = passed(now, inputs)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cachedit.calibration.work import Work
+from cachedit.conditions.strategy import ConditionStrategy
 from cachedit.evaluate.comparison import BASELINE, Comparison, Row, with_macs
 from cachedit.evaluate.conditions import describe
 from cachedit.evaluate.configuration import Configuration
@@ -16,6 +17,7 @@ from cachedit.evaluate.panel import Panel
 from cachedit.evaluate.shot import Shot
 from cachedit.evaluate.table import duration
 from cachedit.evaluate.taking import judge, take
+from cachedit.registry import Strategy
 from cachedit.wrap import unwrap
 
 Keep = Callable[[Shot, str], Path]
@@ -227,7 +229,15 @@ def _check(
     steps: int,
     repeats: int,
 ) -> None:
+    from cachedit import strategies  # noqa: F401  (fills the registry)
+
     check_plan(configurations, prompts, seeds, steps=steps, repeats=repeats)
+    others = [one.name for one in configurations if issubclass(Strategy.named(one.strategy), ConditionStrategy)]
+    if others:
+        raise ValueError(
+            f"{', '.join(others)} works on calls with an image; a comparison's have a prompt alone. Measure it by hand "
+            "with cachedit.wrap and cachedit.last_run."
+        )
     parameters = inspect.signature(pipe.__call__).parameters
     missing = [name for name in ("prompt", "num_inference_steps", "generator") if name not in parameters]
     if missing:

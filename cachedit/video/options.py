@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cachedit.video.rows import FORMATS
+from cachedit.eight_bits import FORMATS
 
 ROPES = ("absolute", "sink_shift", "relative")
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from cachedit.eight_bits import FORMATS, narrowed, widened
 from cachedit.kernels import KVCache
-
-FORMATS = {None: None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
-LARGEST_FP8 = 448.0  # beyond it the cast gives NaN
-LEAST_STEP = 1e-8  # of int8: a row of zeros must not divide by zero
 
 
 class Rows:
@@ -55,14 +52,9 @@ class Rows:
                 rows = self.span(run)
                 part = x[:, start : start + rows.stop - rows.start]
                 start += part.shape[1]
+                buffer[layer, :, rows], step = narrowed(part, buffer.dtype)
                 if scale is not None:
-                    wide = part.to(torch.promote_types(part.dtype, torch.float32))
-                    step = (wide.abs().amax(-1) / 127).clamp_min(LEAST_STEP)
-                    part = (wide / step[..., None]).round()
-                    scale[layer, :, rows] = step.to(scale.dtype)
-                elif buffer.dtype == torch.float8_e4m3fn:
-                    part = part.clamp(-LARGEST_FP8, LARGEST_FP8)
-                buffer[layer, :, rows] = part.to(buffer.dtype)
+                    scale[layer, :, rows] = step
 
     def read(self, layer: int, runs: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Keys and values [B, N, H, D] of every run; views where nothing has to be turned back."""
@@ -84,8 +76,5 @@ class Rows:
 
     def _read(self, which: int, layer: int, run: tuple[int, int]) -> torch.Tensor:
         buffer, scale = self._pairs()[which]
-        found = buffer[layer, :, self.span(run)]
-        if found.dtype == self.dtype:
-            return found
-        found = found.to(self.dtype)
-        return found if scale is None else found * scale[layer, :, self.span(run), :, None].to(self.dtype)
+        rows = self.span(run)
+        return widened(buffer[layer, :, rows], None if scale is None else scale[layer, :, rows], self.dtype)
