@@ -10,7 +10,7 @@ LEAST_STEP = 1e-8  # of int8: a row of zeros must not divide by zero
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """A tensor [..., D] in another dtype, and for int8 what one step of it is worth, fp32 [...]; perhaps ``x`` itself."""
+    """A tensor [..., D] in another dtype, and for int8 its step, fp32 [...]; perhaps ``x`` itself."""
     if dtype == torch.int8:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
         step = (wide.abs().amax(-1) / 127).clamp_min(LEAST_STEP)

@@ -61,9 +61,7 @@ class KVBank:
                 f"got a bank without keys of layer {layer}; it has {len(self.layers)} layers. Record a whole pass of "
                 "the model before it is attended to."
             )
-        kept = (None if x is None else x.to(like.device, non_blocking=True) for x in self.layers[layer])
-        k, v, k_scale, v_scale = kept
-        k, v = widened(k, k_scale, like.dtype), widened(v, v_scale, like.dtype)
+        k, v = self._widened(layer, like)
         if k.shape[0] not in (1, like.shape[0]):
             raise ValueError(
                 f"got a bank of {k.shape[0]} samples in a batch of {like.shape[0]}; allowed: 1 or {like.shape[0]}. "
@@ -86,6 +84,14 @@ class KVBank:
     def drift(self) -> float:
         """Largest change of a layer by the last pass that wrote it anew; 0 before one. Waits for the device."""
         return float(torch.stack(list(self.changes.values())).max()) if self.changes else 0.0
+
+    def _widened(self, layer: int, like: torch.Tensor) -> Pair:
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            return x.to(like.device, non_blocking=True)
+
+        k, v, *scales = self.layers[layer]
+        k_scale, v_scale = (None if x is None else moved(x) for x in scales)
+        return widened(moved(k), k_scale, like.dtype), widened(moved(v), v_scale, like.dtype)
 
     def _kept(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         x = x.detach()

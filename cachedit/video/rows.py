@@ -53,7 +53,7 @@ class Rows:
                 part = x[:, start : start + rows.stop - rows.start]
                 start += part.shape[1]
                 buffer[layer, :, rows], step = narrowed(part, buffer.dtype)
-                if scale is not None:
+                if scale is not None and step is not None:
                     scale[layer, :, rows] = step
 
     def read(self, layer: int, runs: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
