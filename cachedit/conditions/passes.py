@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cachedit.conditions.bank import KVBank
+from cachedit.conditions.bank import KVBank, Pair
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Pass:
     Attributes:
         into: bank that the image tokens ``record`` are written to.
         record: rows of the image tokens to write; None writes all.
+        layers: that write; None lets all.
         banks: banks that all tokens attend to besides each other.
         bias: added to the attention scores of what is in the banks.
         isolated: image tokens attend only to each other, and not to the text.
@@ -27,16 +28,22 @@ class Pass:
         text: text tokens of the sequence; a block that is given the text apart says how many.
         text_positions: rotations of the text, in models that place it beside all images of the sequence: a pass that
             writes notes them, and one in which images are missing is given them.
+        anchor: bank of another image; in the layers that it has, the image tokens ``anchored`` attend to it and to the
+            text, and not to their own image.
+        anchored: rows of these image tokens.
     """
 
     into: KVBank | None = None
     record: torch.Tensor | None = None
+    layers: Container[int] | None = None
     banks: Sequence[KVBank] = ()
     bias: float = 0.0
     isolated: bool = False
     rows: torch.Tensor | None = None
     text: int = 0
     text_positions: torch.Tensor | None = None
+    anchor: KVBank | None = None
+    anchored: torch.Tensor | None = None
 
 
 class Current:
@@ -89,18 +96,34 @@ def attended(
         [B, N, H, D].
     """
     text = now.text
-    if now.into is not None:
+    if now.into is not None and (now.layers is None or layer in now.layers):
         rows = slice(None) if now.record is None else now.record
         now.into.write(layer, k[:, text:][:, rows], v[:, text:][:, rows])
-    image = k[:, text:], v[:, text:]
+    words, image = (k[:, :text], v[:, :text], mask), (k[:, text:], v[:, text:])
     if now.banks:
-        found = [bank.read(layer, k) for bank in now.banks]
-        mask = _widened(mask, k, sum(keys.shape[1] for keys, _ in found), now.bias)
-        k = torch.cat([k, *(keys for keys, _ in found)], 1)
-        v = torch.cat([v, *(values for _, values in found)], 1)
-    if not now.isolated:
-        return _attend(q, k, v, mask, backend)
-    return torch.cat([_attend(q[:, :text], k, v, mask, backend), _attend(q[:, text:], *image, None, backend)], 1)
+        kept = [bank.read(layer, k) for bank in now.banks]
+        mask = _widened(mask, k, sum(keys.shape[1] for keys, _ in kept), now.bias)
+        k = torch.cat([k, *(keys for keys, _ in kept)], 1)
+        v = torch.cat([v, *(values for _, values in kept)], 1)
+    if now.isolated:
+        return torch.cat([_attend(q[:, :text], k, v, mask, backend), _attend(q[:, text:], *image, None, backend)], 1)
+    found = _attend(q, k, v, mask, backend)
+    if now.anchor is None or now.anchored is None or layer not in now.anchor.layers:
+        return found
+    rows = now.anchored.to(q.device) + text
+    return found.index_copy(1, rows, _anchored(now.anchor.read(layer, k), q, rows, *words, backend))
+
+
+def _anchored(
+    anchor: Pair, q: torch.Tensor, rows: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None,
+    backend: Any,
+) -> torch.Tensor:  # fmt: skip
+    """What rows of ``q`` read of the text ``k``, ``v`` and of the anchor, [B, len(rows), H, D]."""
+    if mask is not None:
+        mask = mask[..., : k.shape[1]] if mask.shape[-2] == 1 else mask[..., rows, : k.shape[1]]
+    mask = _widened(mask, k, anchor[0].shape[1], 0.0)
+    keys, values = (torch.cat(x, 1) for x in zip((k, v), anchor, strict=True))
+    return _attend(q[:, rows], keys, values, mask, backend)
 
 
 def _widened(mask: torch.Tensor | None, k: torch.Tensor, more: int, bias: float) -> torch.Tensor | None:

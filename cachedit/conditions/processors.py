@@ -120,6 +120,11 @@ def check_model(model: Any) -> None:
             )
 
 
+def count_layers(model: Any) -> int:
+    """Layers that a bank of this model has."""
+    return len(_attentions(model))
+
+
 def attach(model: Any, current: Current) -> None:
     """Put our processors on every block; those that were there are kept in them."""
     processor = _KNOWN[type(model).__name__][1]

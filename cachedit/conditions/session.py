@@ -32,7 +32,7 @@ class ConditionSession:
         self.current = Current()
         self.layout = LAYOUTS[type(pipe.transformer).__name__]()
         self.run: ConditionRun | None = None
-        self.banks: dict[int, KVBank] = {}
+        self.banks: dict[Any, KVBank] = {}
         self.step, self.branch, self.steps = -1, 0, 0
         self._scheduler: Any = None
 
