@@ -5,9 +5,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from cachedit.conditions.bank import KVBank as KVBank
+    from cachedit.conditions.invariant import Invariants as Invariants
+    from cachedit.conditions.invariant import step_invariant as step_invariant
     from cachedit.conditions.network import ConditionedNetwork as ConditionedNetwork
 
-_HOMES = {"ConditionedNetwork": "network", "KVBank": "bank"}
+_HOMES = {
+    "ConditionedNetwork": "network",
+    "Invariants": "invariant",
+    "KVBank": "bank",
+    "step_invariant": "invariant",
+}
 __all__ = list(_HOMES)
 
 
