@@ -169,7 +169,7 @@ def test_wishes_are_taken_once_and_in_order() -> None:
 
 
 def test_every_option_of_rolling_caches_is_explained() -> None:
-    assert video._strategies() == ["recompute_window", "rolling_kv"]
+    assert video._strategies() == ["magic_world", "recompute_window", "rolling_kv"]
     assert all(option.text for name in video._strategies() for option in options_of(name))
 
 

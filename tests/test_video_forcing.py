@@ -15,6 +15,7 @@ from diffusers import (
 from video_models import TEXT, draw, far, float64_throughout, tiny
 
 import cachedit
+from cachedit import UnsupportedModelError
 from cachedit.video.attachment import ATTRIBUTE
 from cachedit.video.record import VideoRun
 
@@ -114,6 +115,11 @@ def test_the_synchronous_mode_is_refused(mode: dict[str, int]) -> None:
     pipe = cachedit.wrap(build(), "rolling-kv")
     with pytest.raises(ValueError, match="ar_step of 1 or more"):
         run(pipe, **mode)
+
+
+def test_frames_are_recalled_by_causal_models_only() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"a window that is its own.*or recalled=0"):
+        cachedit.wrap(build(), "magic-world")
 
 
 def test_the_transformer_can_be_called_by_hand() -> None:

@@ -26,6 +26,7 @@ FRAMES, MOST_FRAMES = 96, 1920
 FIRST = "rolling_kv"
 FOR_SAMPLE: Known = {
     "rolling_kv": {"preset": "longlive", "rope": "sink_shift"},
+    "magic_world": {"preset": "longlive", "rope": "sink_shift"},
     "recompute_window": {"preset": "longlive"},
 }
 """What the options are set to at first: what the sample was trained for."""

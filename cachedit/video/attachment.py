@@ -56,6 +56,10 @@ def prepare(target: Any, strategy: VideoStrategy, profile: Profile | str | Path 
             "pipeline for diffusion forcing."
         )
     plan = strategy.plan()
+    if forcing and plan.recalled:
+        raise UnsupportedModelError(
+            f"{name} has a window that is its own, and nothing to recall. Allowed: a WanPipeline, or recalled=0."
+        )
     return DiffusionForcing(repr(strategy), plan.quant) if forcing else VideoSession(repr(strategy), plan)
 
 

@@ -43,6 +43,8 @@ class Preset:
         overlap: clean latents that a ring is filled with anew.
         context_sigma: noise level of what is committed.
         quant: how committed frames are kept: None, "int8" or "fp8".
+        recalled: frames that left the window and are attended to again (``History``).
+        remembered: frames that are kept for that.
     """
 
     name: str
@@ -57,6 +59,8 @@ class Preset:
     overlap: int = 0
     context_sigma: float = 0.0
     quant: str | None = None
+    recalled: int = 0
+    remembered: int = 0
 
     @property
     def open_frames(self) -> int:
@@ -129,6 +133,11 @@ def check_preset(chosen: Preset) -> None:
         )
     if not 0 <= chosen.context_sigma < 1:
         raise ValueError(f"got context_sigma={chosen.context_sigma!r}; allowed: a noise level from 0 to below 1")
+    if chosen.recalled and chosen.context != "commit":
+        raise ValueError(
+            f"got recalled={chosen.recalled} with preset {chosen.name!r}, whose ring is not rolled chunk by chunk; "
+            "allowed: presets such as 'self-forcing' and 'longlive'"
+        )
     need = chosen.open_frames + (chosen.overlap if chosen.context in ("recompute", "restart") else 0)
     if chosen.window - chosen.sink < chosen.open_frames or chosen.window < need:
         raise ValueError(

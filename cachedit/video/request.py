@@ -103,6 +103,11 @@ class Request:
             raise ValueError(
                 f"got skip_frames with preset {preset.name!r}, whose chunks are open together; allowed: others"
             )
+        if preset.recalled and self.samples > 1:
+            raise ValueError(
+                f"got {self.samples} samples with recalled={preset.recalled}, and each would find other frames; "
+                "allowed: one video at a time"
+            )
         if self.num_inference_steps not in (None, len(preset.sigmas)):
             raise ValueError(
                 f"got num_inference_steps={self.num_inference_steps}; allowed: {len(preset.sigmas)}, the steps of "

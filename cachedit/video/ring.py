@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from cachedit.video.places import Places, joined
 from cachedit.video.rope import Turn, VideoRope, rotated
 from cachedit.video.rows import Rows
 
+Pair = tuple[torch.Tensor, torch.Tensor]
 Evicted = Callable[["RollingKVCache", "list[int]"], None]
 
 
@@ -198,6 +199,22 @@ class RollingKVCache:
             )
         self._wanted |= wanted - set(range(self.sink))
 
+    def recall(self, frames: Mapping[int, Sequence[Pair]]) -> None:
+        """Fill the pins with frames that have left, in place of what they hold; ``on_evict`` may call it.
+
+        ``frames`` are their numbers, and by layer what the method of that name gave of each before it left.
+
+        Raises:
+            ValueError: there is no room for so many.
+        """
+        if len(frames) > self._places.pins:
+            raise ValueError(f"recall got {len(frames)} frames; allowed: {self._places.pins}, the cache's pins=")
+        self._pinned, self._pin_next = [None] * self._places.pins, len(frames)
+        for slot, frame in enumerate(sorted(frames), self._places.pins - len(frames)):
+            for layer, (k, v) in enumerate(frames[frame]):
+                self._rows.write(layer, [(slot, slot + 1)], k, v)
+            self._hold(frame, slot)
+
     def rewind(self, frame: int) -> None:
         """Open the committed frames from ``frame`` on again, to write them anew; older ones but the sink are dropped.
 
@@ -274,21 +291,26 @@ class RollingKVCache:
         self._turned[layer] = wanted
 
     def _evict(self, end: int) -> bool:
-        """Make room for frames up to ``end``: pin what was asked for, tell of what goes. True if a frame was pinned."""
+        """Make room for frames up to ``end``: pin what was asked for, tell of what goes. True if the pins changed."""
         before = self._places.first(self._end, self._oldest)
         gone = [frame for frame in range(before, max(self.sink, end - self._places.ring)) if frame < self.done]
-        pinned = sorted(self._wanted & set(gone))
+        pinned, held = sorted(self._wanted & set(gone)), list(self._pinned)
         if gone and self.on_evict is not None:
             self.on_evict(self, gone)
         for frame in pinned:
             self._move_to_pin(frame)
         self._end = end
-        return bool(pinned)
+        return self._pinned != held
 
     def _move_to_pin(self, frame: int) -> None:
         slot = self._places.pins - 1 - self._pin_next % self._places.pins
         self._pin_next += 1
         self._rows.move(self._places.slot(frame), slot)
+        self._hold(frame, slot)
+        self._wanted.discard(frame)
+
+    def _hold(self, frame: int, slot: int) -> None:
+        """A frame lies in a pin's slot now, its keys rotated as those of the ring are."""
         if self._raw is not None:
             at = self._rows.span((self.sink + slot, self.sink + slot + 1))
             for layer in range(self.layers):
@@ -296,4 +318,3 @@ class RollingKVCache:
                 self._raw[layer, :, at] = rotated(keys, self._turn([frame], keys).conj())
         self._turned = [()] * self.layers
         self._pinned[slot] = frame
-        self._wanted.discard(frame)

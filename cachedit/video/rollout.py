@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cachedit.video.history import History
 from cachedit.video.network import CausalNetwork
 from cachedit.video.noise import Noise
 from cachedit.video.presets import Preset
@@ -39,6 +40,7 @@ class Rollout:
         evicted: latent frames that had left the window by then.
         skipping: frames of a chunk that steps leave out; not in a wave.
         between: called after every step with the step, its timestep and the latents.
+        histories: of every branch, where frames that left the window come back.
         first_frame: gives the latent [B, C, 1, H, W] that the frame so many from the end has as a video's first frame;
             None where no frame of a video is encoded otherwise than the others.
     """
@@ -64,6 +66,9 @@ class Rollout:
         self.between: Between | None = None
         self.skipping: Skipping | None = None
         self.first_frame: Callable[[int], torch.Tensor] | None = None
+        self.histories: list[History] = []
+        if preset.recalled:
+            self.histories = [History(branch.cache, preset.recalled, preset.remembered) for branch in self.branches]
         self._base = 0  # number in the video of the ring's frame 0
         self._starts: list[int] = []  # where the committed chunks begin, as far as they are remembered
         self._recent: torch.Tensor | None = None  # clean latents of the last frames, [B, C, <= window, H, W]
@@ -78,8 +83,9 @@ class Rollout:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of the rings of all branches."""
-        return sum(branch.cache.nbytes for branch in self.branches)
+        """Bytes of the rings of all branches, and of what is remembered beside them."""
+        rings = sum(branch.cache.nbytes for branch in self.branches)
+        return rings + sum(history.nbytes for history in self.histories)
 
     def make(self) -> torch.Tensor:
         """Clean latents [B, C, chunk, H, W] of the next chunk; the rings are those of the chunks committed before."""
@@ -112,6 +118,8 @@ class Rollout:
         count = latents.shape[2]
         if self.preset.context != "recompute":
             self._write(latents)
+        for history in self.histories:
+            history.see(self.committed, latents)
         self._starts.append(self.committed)
         self.committed += count
         self.made = max(self.made, self.committed)
@@ -138,6 +146,7 @@ class Rollout:
             **{name: getattr(self, name) for name in names},
             "wave": None if self._wave is None else self._wave.state_dict(),
             "caches": [branch.cache.state_dict() for branch in self.branches],
+            "histories": [history.state_dict() for history in self.histories],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -149,6 +158,8 @@ class Rollout:
             self._wave.load_state_dict(state["wave"])
         for branch, kept in zip(self.branches, state["caches"], strict=True):
             branch.cache.load_state_dict(kept)
+        for history, kept in zip(self.histories, state["histories"], strict=True):
+            history.load_state_dict(kept)
 
     def _predict(self, latents: torch.Tensor, timesteps: Sequence[float], left_out: Sequence[int] = ()) -> torch.Tensor:
         cache, count = self.branches[0].cache, latents.shape[2] + len(left_out)

@@ -110,6 +110,7 @@ class VideoSession:
     def _cache(self, network: CausalNetwork, shape: Sequence[int]) -> Any:
         preset = self.preset
         options = {"window": preset.window, "sink": preset.sink, "rope": preset.rope, "quant": preset.quant}
+        options["pins"] = preset.recalled
         return network.cache((shape[0], shape[1], 1, *shape[2:]), **options)
 
     def _stream(
