@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from cachedit.video.checkpoint import load_causal_checkpoint as load_causal_checkpoint
     from cachedit.video.decoder import StreamingDecoder as StreamingDecoder
     from cachedit.video.flow import flow_interpolation as flow_interpolation
+    from cachedit.video.motion import MotionStream as MotionStream
     from cachedit.video.network import CausalNetwork as CausalNetwork
     from cachedit.video.presets import PRESETS as PRESETS
     from cachedit.video.presets import Preset as Preset
@@ -24,6 +25,7 @@ _HOMES = {
     "CausalNetwork": "network",
     "Chunk": "stream",
     "ChunkRecord": "record",
+    "MotionStream": "motion",
     "Preset": "presets",
     "RollingKVCache": "ring",
     "Skipping": "sampling",
