@@ -15,6 +15,7 @@ from diffusers.models.attention_dispatch import dispatch_attention_fn
 from cachedit import UnsupportedModelError
 from cachedit.conditions import ConditionedNetwork, KVBank
 from cachedit.conditions import passes as passes_module
+from cachedit.conditions.layouts import FluxLayout, QwenLayout
 from zoo.packed_models import TOKENS, build_chroma, build_flux2, flux2_inputs
 
 EXACT = 1e-13  # of float64 through five layers
@@ -151,6 +152,13 @@ def test_c3_a_reference_that_sees_everything_drifts_with_time_and_with_the_laten
     assert torch.equal(bank.layers[0][0], first)  # the first layer has not seen the latents yet
     recorded(x, 0.3, bank)
     assert not torch.equal(bank.layers[0][0], first)
+
+
+def test_the_grid_of_an_image_is_known_beside_its_references() -> None:
+    image, reference = (torch.cartesian_prod(*map(torch.arange, sizes)) for sizes in ((1, 2, 3), (1, 5, 4)))
+    reference[:, 0] = 1
+    assert FluxLayout().grid({"img_ids": torch.cat([image, reference]).float()}) == (2, 3)
+    assert QwenLayout().grid({"img_shapes": [[(1, 2, 3), (1, 5, 4)]]}) == (2, 3)
 
 
 def test_the_drift_of_a_bank_is_the_largest_relative_change_of_a_layer() -> None:

@@ -147,6 +147,20 @@ def test_a_resumed_stream_remembers(pipe: Any) -> None:
     assert torch.equal(torch.cat(first + rest, 2), torch.cat(straight, 2))
 
 
+@pytest.mark.parametrize("how", ["keep", "recache", "flush", "interpolate"])
+def test_the_prompt_may_change_while_frames_come_back(pipe: Any, how: str) -> None:
+    """The chunks before are those without a change, and a fork of the stream goes on as the stream does."""
+    video = cachedit.wrap(pipe, "magic-world", **SMALL, sink=1, recalled=2, remembered=4)
+    plain = [chunk.latents for chunk in video.stream(**asked(21))]
+    stream = video.stream(**asked(21))
+    found = [next(stream).latents for _ in range(4)]
+    stream.change_prompt(prompt_embeds=draw(1, 7, TEXT, seed=5, dtype=torch.float32), how=how)
+    fork = stream.fork()
+    found += [chunk.latents for chunk in stream]
+    assert [torch.equal(ours, theirs) for ours, theirs in zip(found, plain, strict=True)] == [True] * 4 + [False] * 3
+    assert torch.equal(torch.cat([chunk.latents for chunk in fork], 2), torch.cat(found[4:], 2))
+
+
 def test_what_cannot_be_recalled_is_refused(pipe: Any) -> None:
     for options, message in (
         ({"recalled": -1}, "recalled=-1; allowed: an integer, 0 or more"),

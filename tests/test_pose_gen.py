@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import FluxKontextPipeline
 
 import cachedit
 from cachedit.conditions import KVBank
@@ -13,7 +14,7 @@ from cachedit.conditions.passes import Pass, attended
 from cachedit.kernels import KVCache, subset_attention
 from zoo.built import Built
 from zoo.draw import Draw
-from zoo.image_pipelines import flux, qwenimage
+from zoo.image_pipelines import flux, flux_kwargs, flux_parts, qwenimage
 
 TOKENS, LAYERS, STEPS = 16, {"flux": 5, "qwenimage": 4}, 6
 SUBJECT = [5, 6, 9, 10]
@@ -123,6 +124,26 @@ def test_what_the_anchor_or_the_image_calls_its_subject_is_not_shared(
     assert all(found == BACKGROUND[1:] for found in rows)
 
 
+def test_a_mask_is_laid_over_the_image_and_not_over_its_reference() -> None:
+    """Kontext appends a reference of as many tokens, which is shared with the background."""
+    pipe: Any = FluxKontextPipeline(**flux_parts())
+    pipe.set_progress_bar_config(disable=True)
+    cachedit.wrap(pipe, "pose-gen", steps=1)
+    rows: list[list[int]] = []
+
+    def listening(module: Any, _: Any) -> None:
+        if module.processor.current.now.anchored is not None:
+            rows.append(module.processor.current.now.anchored.tolist())
+
+    pipe.transformer.transformer_blocks[0].attn.register_forward_pre_hook(listening)
+    for _ in range(2):
+        pipe(
+            **flux_kwargs(), image=Draw(7, 1)(1, 8, 8), max_area=256, num_inference_steps=2, subject_mask=MASK,
+            generator=torch.Generator().manual_seed(0),
+        )  # fmt: skip
+    assert rows == [[*BACKGROUND, *range(TOKENS, 2 * TOKENS)]]
+
+
 def test_a_new_anchor_takes_the_place_of_the_old_and_a_failed_one_leaves_none(built: Built) -> None:
     alone = made(built, seed=1)
     cachedit.wrap(built.pipe, "pose-gen")
@@ -141,6 +162,8 @@ def test_what_does_not_fit_to_the_anchor_is_refused(built: Built) -> None:
         made(built, height=built.kwargs["height"] // 2)
     with pytest.raises(ValueError, match=r"recorded for \(16, .*Record it anew"):
         made(built, num_inference_steps=4)
+    with pytest.raises(ValueError, match=r"a mask of shape \(2, 4, 4\)"):
+        made(built, subject_mask=torch.ones(2, 4, 4))
     for options in ({"steps": 0}, {"layers": 0}, {"dtype": "int4"}):
         with pytest.raises(ValueError, match="allowed"):
             cachedit.wrap(built.pipe, "pose-gen", **options)

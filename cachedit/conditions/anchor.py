@@ -34,8 +34,8 @@ class AnchorSession(ConditionSession):
         self.shared, self.layers = shared, range(max(0, count - layers), count)
         self.device, self.dtype = device, dtype
         self._anchor: dict[Any, KVBank] = {}  # by step and branch
-        self._anchor_subject = torch.zeros(0, dtype=torch.long)
-        self._subject = self._anchor_subject
+        self._mask: Any = None  # of the subject of this call
+        self._subject = self._anchor_subject = torch.zeros(0, dtype=torch.long)  # tokens that the masks cover
         self._records = False
 
     def call(self, pipe: Any, stock: Stock, *arguments: Any, **named: Any) -> Any:
@@ -54,11 +54,10 @@ class AnchorSession(ConditionSession):
         Raises:
             ValueError: an image that does not fit to the anchor.
         """
-        anew, mask = named.pop("anchor", False), named.pop("subject_mask", None)
-        self._subject = torch.zeros(0, dtype=torch.long) if mask is None else foreground(mask, _grid(pipe, named))
-        self._records = bool(anew) or not self._anchor
+        self._mask = named.pop("subject_mask", None)
+        self._records = named.pop("anchor", False) or not self._anchor
         if self._records:
-            self._anchor, self._anchor_subject = {}, self._subject
+            self._anchor = {}
         try:
             return super().call(pipe, stock, *arguments, **named)
         except BaseException:
@@ -71,6 +70,7 @@ class AnchorSession(ConditionSession):
         if self._records:
             self._anchor = self.banks
         super().end()
+        self._mask = None
 
     def predict(self, passed: Passed, inputs: dict[str, Any]) -> torch.Tensor:
         """A pass that writes the anchor or attends to it at the leading steps; the model's own at the others."""
@@ -78,8 +78,11 @@ class AnchorSession(ConditionSession):
         if self.step >= self.shared:
             self.note(tokens, 0)
             return passed(Pass(), inputs)
+        if at == (0, 0):
+            self._subject = self._covered(inputs)
         label = tokens, float(inputs["timestep"].reshape(-1)[0])
         if self._records:
+            self._anchor_subject = self._subject
             self.banks[at] = bank = KVBank(label, self.device, self.dtype)
             found = passed(Pass(into=bank, layers=self.layers), inputs)
             self.note(tokens, 0)
@@ -94,6 +97,11 @@ class AnchorSession(ConditionSession):
         self.note(tokens, tokens if len(rows) else 0)
         return found
 
+    def _covered(self, inputs: dict[str, Any]) -> torch.Tensor:
+        if self._mask is None:
+            return torch.zeros(0, dtype=torch.long)
+        return foreground(self._mask, self.layout.grid(inputs))
+
     def _bank(self, at: tuple[int, int]) -> KVBank:
         if at not in self._anchor:
             raise ValueError(
@@ -102,9 +110,3 @@ class AnchorSession(ConditionSession):
                 "anchor=True."
             )
         return self._anchor[at]
-
-
-def _grid(pipe: Any, named: dict[str, Any]) -> tuple[int, int]:
-    """Rows and columns of tokens of the image that is asked for."""
-    token, size = 2 * pipe.vae_scale_factor, pipe.default_sample_size * pipe.vae_scale_factor
-    return (named.get("height") or size) // token, (named.get("width") or size) // token

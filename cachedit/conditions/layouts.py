@@ -22,6 +22,13 @@ class FluxLayout:
         ids = inputs["img_ids"]
         return int((ids.reshape(-1, ids.shape[-1])[:, 0] == 0).sum())
 
+    def grid(self, inputs: Inputs) -> tuple[int, int]:
+        """Rows and columns of the image's tokens. Waits for the device."""
+        ids = inputs["img_ids"]
+        ids = ids.reshape(-1, ids.shape[-1])[: self.image_tokens(inputs)]
+        rows, columns = (ids[:, 1:3].amax(0) + 1).tolist()
+        return int(rows), int(columns)
+
     def part(self, inputs: Inputs, rows: torch.Tensor) -> tuple[dict[str, Any], None]:
         """The same call with some of the image tokens, and the positions that its pass needs besides."""
         ids = inputs["img_ids"]
@@ -59,6 +66,11 @@ class QwenLayout:
     def image_tokens(self, inputs: Inputs) -> int:
         """Leading tokens that belong to the image itself."""
         return math.prod(inputs["img_shapes"][0][0])
+
+    def grid(self, inputs: Inputs) -> tuple[int, int]:
+        """Rows and columns of the image's tokens."""
+        _, rows, columns = inputs["img_shapes"][0][0]
+        return rows, columns
 
     def part(self, inputs: Inputs, rows: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
         """The same call with some of the image tokens, and the positions that its pass needs besides."""

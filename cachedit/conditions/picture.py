@@ -57,11 +57,11 @@ def foreground(mask: Any, grid: tuple[int, int]) -> torch.Tensor:
     while given.ndim > 2 and given.shape[0] == 1:
         given = given[0]
     if given.ndim != 2:
-        raise ValueError(f"got mask_image of shape {shape}; allowed: [H, W], or with leading axes of size 1")
+        raise ValueError(f"got a mask of shape {shape}; allowed: [H, W], or with leading axes of size 1")
     covered = given > (127 if given.dtype == torch.uint8 else 0.5)
     rows = F.adaptive_max_pool2d(covered[None, None].float(), grid).flatten().nonzero().flatten()
     if len(rows) == 0:
-        raise ValueError("got mask_image that covers nothing; allowed: one that is white where the image is to change")
+        raise ValueError("got a mask that covers nothing; allowed: one that is white somewhere.")
     return rows.cpu()
 
 
