@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -29,6 +30,11 @@ class FastDLLM(TextStrategy):
             ValueError: a value out of range.
         """
         self.check_options_of("cache", ("prefix", "dual"))
+
+    @classmethod
+    def trials(cls) -> Sequence[TextStrategy]:
+        """Both caches."""
+        return cls("prefix"), cls("dual")
 
     def plan(self, state: DecodeState) -> StepPlan:
         """Everything on entering a block."""

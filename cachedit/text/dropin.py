@@ -180,7 +180,12 @@ class DropIn:
 
     def _attention(self) -> str:
         """Which tokens see each other when the pipeline calls the model; asked of the model itself, once per length."""
-        told = self._block_length()
+        told, known = self._block_length(), self.setting.options.block_length
+        if told is not None and known is not None and told != known:
+            raise ValueError(
+                f"the pipeline works on blocks of {told} tokens, and the blocks of {type(self.setting.model).__name__} "
+                f"have {known}. Allowed: block_length={known} in the call, or wrap(..., block_length={told})."
+            )
         if self.setting.options.attention is not None:
             return self.setting.attention()
         length = told or PROBED
