@@ -70,11 +70,11 @@ class Strategy:
         if isinstance(strategy, found):
             found.check_options(options)
             return dataclasses.replace(strategy, **options)
-        options = ({} if isinstance(strategy, str) else strategy.chosen()) | options
+        options = ({} if isinstance(strategy, str) else strategy.changed_options()) | options
         found.check_options(options)
         return found(**options)
 
-    def chosen(self) -> dict[str, Any]:
+    def changed_options(self) -> dict[str, Any]:
         """The options that differ from their defaults."""
         return {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) != f.default}
 

@@ -1,9 +1,9 @@
 """The probe and text auto: what a model bears is told by its logits, and auto keeps what is known to be right.
 
-Two models are made by hand that compute the same: every token gets the share of decided tokens in the sequence, and
-the logits of a masked token are (C, K times that share) for the tokens FIRST and SECOND. One reads the share off the
-ids. In the other all rows first count for themselves, and a token takes the mean of their counts: there the rows of
-the prompt carry the answer.
+Two models are made by hand that compute the same: FIRST counts one, SECOND two, any other token nothing, and the logits
+of FIRST and SECOND are C and K times the sum over the length of the sequence. One reads the sum off the ids. In the
+other all rows first count for themselves, and a token takes the mean of their counts: there the rows of the prompt carry
+the answer.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from cachedit.text.probe import ARRAYS, Probe, probe
 FIRST, SECOND = 90, 91
 P, G = 24, 8
 S = P + G
-C, K = 1.0, 60.0  # one decided token in 32 is worth 60 / 32, more than 1; the mean of stale counts need not be
+C, K = 1.0, 40.0  # FIRST alone in 32 tokens makes 40 / 32, more than 1; the mean of stale counts may be less
 OPTIONS: dict[str, Any] = {"gen_length": G, "block_length": G}
 
 
 def counting(carried: bool) -> nn.Module:
-    """Channel 0: a decided answer token; channel 1: the count that rows make for themselves; channel 2: the result."""
+    """Channel 0: what an id counts; channel 1: the count that rows make for themselves; channel 2: the result."""
     lm: Any = Stacked([Block(8, 1), Block(8, 1)], dim=8).double().eval()
     with torch.no_grad():
         for parameter in lm.parameters():
             parameter.zero_()
-        lm.embedding.weight[FIRST, 0] = lm.embedding.weight[SECOND, 0] = 1
+        lm.embedding.weight[FIRST, 0], lm.embedding.weight[SECOND, 0] = 1, 2
         lm.embedding.weight[:, 3] = 1
         for block, (source, result) in zip(lm.blocks, ((0, 1), (1 if carried else 0, 2)), strict=True):
             block.attn_norm = block.ff_norm = nn.Identity()
@@ -64,15 +64,20 @@ def question(rows: int = 1, seed: int = 1) -> torch.Tensor:
     return prompts(rows, P, seed) % FIRST
 
 
-def counts(decided: int, variant: str, interval: int) -> list[float]:
-    """What the rows hold after so many steps, one token decided at each: how many were decided when they looked."""
+def counts(decided: int, variant: str, interval: int) -> list[int]:
+    """What the rows hold after so many steps, one token decided at each: the sum when they were computed."""
     refreshed = decided - decided % interval
-    prompt = 0 if variant in ("prefill", "pd") else refreshed
+    looked = [0 if variant in ("prefill", "pd") else refreshed] * P
     if variant == "prefill":
-        return [prompt] * P + [decided] * G
-    # a token is computed at the step after the one that decides it, or at the refresh behind that
-    answer = [max(at + 1, refreshed) for at in range(decided)] + [decided] * (G - decided)
-    return [prompt] * P + answer
+        looked += [decided] * G
+    else:  # a token is computed at the step after the one that decides it, or at the refresh behind that
+        looked += [max(at + 1, refreshed) for at in range(decided)] + [decided] * (G - decided)
+    return [total(step) for step in looked]
+
+
+def total(decided: int) -> int:
+    """What so many decided tokens count: the first one is FIRST, the others are SECOND."""
+    return max(0, 2 * decided - 1)
 
 
 def expected(variant: str, interval: int) -> tuple[float, float]:
@@ -83,7 +88,7 @@ def expected(variant: str, interval: int) -> tuple[float, float]:
             continue
         fresh, stale = torch.zeros(2, 97, dtype=torch.float64)
         fresh[FIRST] = stale[FIRST] = C
-        fresh[SECOND] = K * decided / S
+        fresh[SECOND] = K * total(decided) / S
         stale[SECOND] = K * sum(counts(decided, variant, interval)) / S / S
         fresh[MASK] = stale[MASK] = -1e9
         open_tokens = G - decided
