@@ -2,8 +2,8 @@
 
 Two models are made by hand that compute the same: FIRST counts one, SECOND two, any other token nothing, and the logits
 of FIRST and SECOND are C and K times the sum over the length of the sequence. One reads the sum off the ids. In the
-other all rows first count for themselves, and a token takes the mean of their counts: there the rows of the prompt carry
-the answer.
+other all rows first count for themselves, and a token takes the mean of their counts: there the rows of the prompt
+carry the answer.
 """
 
 from __future__ import annotations
