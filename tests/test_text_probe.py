@@ -288,6 +288,12 @@ class TestAuto:
         cachedit.generate(lm, prompts(1, 10), gen_length=24, block_length=12)
         assert ran(lm).strip() == "■▪▪▪▪▪▪▪▪▪▪▪" * 2
 
+    def test_blocks_of_unknown_length_are_refused_in_loops_that_are_not_ours(self) -> None:
+        lm, ids = llama(), torch.cat([prompts(1, 10), torch.full((1, 16), MASK)], 1)
+        cachedit.wrap(lm, "auto", attention="block")
+        with torch.no_grad(), pytest.raises(UnsupportedModelError, match="Pass block_length= to wrap"):
+            lm(input_ids=ids)
+
     def test_it_has_no_targets_for_text(self) -> None:
         with pytest.raises(TypeError, match="TextAuto has no option 'target_speedup'"):
             cachedit.wrap(llama(), "auto", target_speedup=2.0)

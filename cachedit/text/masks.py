@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ LONGEST = 64  # tokens of a block that is looked for
 
 
 @torch.no_grad()
-def mask_kind(forward: Callable[..., Any], model: nn.Module, block_length: int) -> str:
+def mask_kind(forward: Callable[..., Any], model: nn.Module, block_length: int) -> Literal["full", "block"]:
     """How a model attends when it is called with a plain attention mask: "full", or "block" (none sees a later block).
 
     Args:
