@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from cachedit.profile import Profile
 from cachedit.registry import Strategy
 from cachedit.text.attachment import setting_on
-from cachedit.text.caching import CachedModel
+from cachedit.text.caching import CachedModel, Found
 from cachedit.text.commit import commit_rule
+from cachedit.text.layouts import is_language_model, layout_of
 from cachedit.text.options import TextOptions, split_options
 from cachedit.text.record import TextRun, TextStep
 from cachedit.text.sampling import propose
@@ -98,11 +101,12 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | Strategy | Non
     Args:
         model: a language model, wrapped or not.
         input_ids: the prompts, integers [P] or [B, P].
-        strategy: name or instance of a text strategy; None for what the model is wrapped with.
+        strategy: name or instance of a text strategy; None for what the model is wrapped with, else "auto".
         **options: the strategy's own options, and
 
             * ``attention_mask`` [B, P]: 0 for padding, on either side; the answer follows the last prompt token;
-            * ``gen_length``: tokens of the answer (128); ``block_length``: tokens of a block (32), decoded in turn;
+            * ``gen_length``: tokens of the answer (128);
+            * ``block_length``: tokens of a block, decoded in turn; None for what the model is known to have, else 32;
             * ``steps``: in all, at least one per block; None for one per token. Instead, for parallel commits:
               ``threshold``, ``factor`` or ``entropy_bound`` (``cachedit.text.commit``);
             * ``order``: "confidence", or "random" for an order drawn beforehand, with ``steps``;
@@ -111,13 +115,15 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | Strategy | Non
             * ``eos_token_id``: ends a row once all before it is decided; the rest is ``pad_token_id``, or that token;
             * ``mask_token_id``: None for the one in the model's configuration;
             * ``attention``: "full", or "block" for models trained block-causally; None for what the layout tells;
-            * ``shift``: 1 if logits are for the next token; None for what the layout tells.
+            * ``shift``: 1 if logits are for the next token; None for what the layout tells;
+            * ``profile``: of "auto", which ``cachedit.text.probe`` made; None for the one of this model.
 
     Returns:
         Token ids [B * num_return_sequences, P + gen_length], the prompts included.
 
     Raises:
         UnsupportedModelError: no text cache knows the model, or the strategy is wrong for it.
+        ProfileError: the profile does not fit the model.
         TypeError, ValueError: an unknown strategy or an impossible option.
     """
     sequences = input_ids
@@ -133,27 +139,30 @@ def stream(
 
     Closing the iterator ends the run; ``last_run`` then says that it was aborted.
     """
-    names = {field.name for field in fields(Request)}
-    request = Request(**{name: value for name, value in options.items() if name in names})
-    rest = {name: value for name, value in options.items() if name not in names}
-    setting = _setting(model, strategy, rest)
+    names = {field.name for field in fields(Request)} - {"block_length"}
+    asked = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names and name != "profile"}
+    setting = _setting(model, strategy, rest, options.get("profile"))
+    request = Request(**asked, block_length=setting.options.block_length or Request.block_length)
     return Decoding(setting, input_ids, request).events()
 
 
-def _setting(model: Any, strategy: str | Strategy | None, options: dict[str, Any]) -> Setting:
+def _setting(
+    model: Any, strategy: str | Strategy | None, options: dict[str, Any], profile: Profile | str | Path | None
+) -> Setting:
     own, common = split_options(options)
     on_model = setting_on(model)
     if strategy is None and on_model is not None:
         strategy, common = on_model.strategy, _over(common, on_model.options)
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
-    if strategy is None:
-        raise ValueError(f"{type(model).__name__} is not wrapped and no strategy is named. Pass strategy=.")
-    found = Strategy.find(strategy, own)
+    found = Strategy.find(Strategy.unasked().name if strategy is None else strategy, own, model)
     if not isinstance(found, TextStrategy):
+        if not is_language_model(model):
+            layout_of(model)  # which says why not
         known = sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, TextStrategy))
         raise ValueError(f"{found.name} is no strategy for text. Allowed: {', '.join(known)}.")
-    return Setting.of(model, found, common)
+    return Setting.of(model, found, common, profile)
 
 
 def _over(given: TextOptions, before: TextOptions) -> TextOptions:
@@ -237,20 +246,35 @@ class Decoding:
             if self.run.status == "running":
                 self.run.status = "aborted"
 
-    def _step(self) -> Event:
-        began, state, request, run = time.perf_counter(), self.state, self.request, self.run
-        total = int((state.window & ~state.done[:, None]).sum())
-        state.narrowed = self.setting.strategy.candidates(state)
+    @property
+    def total(self) -> int:
+        """Tokens that the next step would compute without a cache, over all rows."""
+        return int((self.state.window & ~self.state.done[:, None]).sum())
+
+    def look(self) -> tuple[Found, torch.Tensor]:
+        """What the strategy computes at this step, and the tokens that the model proposes [B, P + G]."""
+        state, strategy = self.state, self.setting.strategy
+        state.narrowed = strategy.candidates(state)
         state.planned = self.rule.foresee(state)
         found = self.model.step(state, state.asked_for(state.candidates))
-        entropy = self.rule.needs_entropy or self.setting.strategy.needs_entropy
-        tokens = propose(state, found, self.mask_token_id, request.temperature, self.generators, entropy)
-        picked = self.rule.select(state)
+        entropy = self.rule.needs_entropy or strategy.needs_entropy
+        temperature = self.request.temperature
+        return found, propose(state, found, self.mask_token_id, temperature, self.generators, entropy)
+
+    def decide(self, picked: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Commit the picked ones of these tokens [B, P + G], and go on to the next step."""
+        request, state = self.request, self.state
         state.commit(picked, tokens)
         if request.eos_token_id is not None:
             filler = request.eos_token_id if request.pad_token_id is None else request.pad_token_id
             state.end_at(request.eos_token_id, filler, self.prompt_length)
         state.enter_blocks()
+
+    def _step(self) -> Event:
+        began, state, run, total = time.perf_counter(), self.state, self.run, self.total
+        found, tokens = self.look()
+        picked = self.rule.select(state)
+        self.decide(picked, tokens)
         event = Event(
             run.nfe,
             state.ids.clone(),

@@ -22,12 +22,14 @@ class Layout(Protocol):
         """Logits of the kept columns [N, K, V]; keys and values go through the cache, if there is one."""
 
 
-def layout_of(model: nn.Module) -> Layout:
+def layout_of(model: Any) -> Layout:
     """The layout of a model.
 
     Raises:
         UnsupportedModelError: none fits.
     """
+    if not isinstance(model, nn.Module):
+        raise UnsupportedModelError(f"got a {type(model).__name__}; allowed: a language model (an nn.Module)")
     from cachedit.text.layouts.dream import DreamLayout
     from cachedit.text.layouts.kept import KeptLayout
     from cachedit.text.layouts.llada import LLaDALayout
@@ -46,11 +48,8 @@ def layout_of(model: nn.Module) -> Layout:
 
 def is_language_model(target: Any) -> bool:
     """Whether a text cache knows the target, or the model of this pipeline."""
-    model = target if isinstance(target, nn.Module) else getattr(target, "model", None)
-    if not isinstance(model, nn.Module):
-        return False
     try:
-        layout_of(model)
+        layout_of(target if isinstance(target, nn.Module) else getattr(target, "model", None))
     except UnsupportedModelError:
         return False
     return True
