@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+K = TypeVar("K", bound="Strategy")
 
 
 def canonical(name: str) -> str:
@@ -47,6 +49,21 @@ class Strategy:
     def serving(cls, target: Any) -> type[Strategy]:
         """The class that does for ``target`` what this one is asked for; another one where kinds of objects differ."""
         return cls
+
+    @classmethod
+    def variants(cls) -> tuple[type[Strategy], ...]:
+        """The classes that ``serving`` chooses from."""
+        return (cls,)
+
+    @classmethod
+    def of_kind(cls: type[K]) -> dict[str, type[K]]:
+        """Name -> class of every strategy of this kind, sorted by name: ``FeatureStrategy.of_kind()``."""
+        found: dict[str, type[K]] = {}
+        for name, named in sorted(cls.registry.items()):
+            for variant in named.variants():
+                if issubclass(variant, cls):
+                    found.setdefault(name, variant)
+        return found
 
     @classmethod
     def unasked(cls) -> type[Strategy]:

@@ -95,10 +95,17 @@ class Auto(FeatureStrategy):
     @classmethod
     def serving(cls, target: Any) -> type[Strategy]:
         """For a language model, or a pipeline that has one, what a probe has found."""
-        from cachedit.strategies.text_auto import TextAuto
         from cachedit.text.layouts import is_language_model
 
-        return TextAuto if is_language_model(target) else cls
+        (of_features, of_text) = cls.variants()
+        return of_text if is_language_model(target) else of_features
+
+    @classmethod
+    def variants(cls) -> tuple[type[Strategy], ...]:
+        """This one, and the one for text."""
+        from cachedit.strategies.text_auto import TextAuto
+
+        return cls, TextAuto
 
     @property
     def sites(self) -> tuple[Site, ...]:

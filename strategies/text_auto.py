@@ -30,6 +30,7 @@ class TextAuto(TextStrategy, abstract=True):
     """
 
     name: ClassVar[str] = "auto"
+    reads_profile: ClassVar[bool] = True
 
     def configured(
         self, layout: Layout, options: TextOptions, profile: Profile | str | Path | None

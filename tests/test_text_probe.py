@@ -28,6 +28,8 @@ import cachedit
 from cachedit import Profile, ProfileError, UnsupportedModelError
 from cachedit.cli import main
 from cachedit.samples import sample_path
+from cachedit.samples.ciphers import draw_ciphers
+from cachedit.samples.text_accuracy import exact_match, write
 from cachedit.strategies.block_exact import BlockExact
 from cachedit.strategies.dkv_cache import DkvCache
 from cachedit.strategies.fast_dllm import FastDLLM
@@ -338,6 +340,20 @@ class TestCommand:
         lm = AutoModelForMaskedLM.from_pretrained(sample_path("text"))
         cachedit.generate(lm, prompts(1, 10) % 30, gen_length=16)
         assert ran(lm).strategy == str(DkvCache(**best["options"]))
+
+    def test_auto_on_the_sample_is_twice_as_fast_and_as_often_right(self, home: Path) -> None:
+        from transformers import AutoModelForMaskedLM, AutoTokenizer
+
+        lm = AutoModelForMaskedLM.from_pretrained(sample_path("text")).eval()
+        tokenizer = AutoTokenizer.from_pretrained(sample_path("text"))
+        ciphers = draw_ciphers(24, torch.Generator().manual_seed(7000), held=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # a profile of it is shipped
+            right = {name: exact_match(write(lm, tokenizer, ciphers, name), ciphers) for name in ("no-cache", "auto")}
+        assert right["auto"] == right["no-cache"] == 1
+        ratio = ran(lm).token_ratio
+        assert ratio is not None
+        assert ratio > 4
 
     def test_refusals(self, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert "cannot load language model" in refusal(capsys, "probe", str(home))

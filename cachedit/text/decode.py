@@ -160,8 +160,7 @@ def _setting(
     if not isinstance(found, TextStrategy):
         if not is_language_model(model):
             layout_of(model)  # which says why not
-        known = sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, TextStrategy))
-        raise ValueError(f"{found.name} is no strategy for text. Allowed: {', '.join(known)}.")
+        raise ValueError(f"{found.name} is no strategy for text. Allowed: {', '.join(TextStrategy.of_kind())}.")
     return Setting.of(model, found, common, profile)
 
 

@@ -84,6 +84,8 @@ class Probe:
             name: of the profile.
             command: that made it.
         """
+        from cachedit import __version__
+
         best, model = self.recommended, dict(self.model)
         of_each = {str(trial.strategy): trial for trial in self.trials}
         return Profile(
@@ -96,7 +98,8 @@ class Probe:
             provenance={
                 field: getattr(self, field) for field in ("attention", "block_length", "gen_length", "prompts")
             },
-            versions={package: importlib.metadata.version(package) for package in ("torch", "transformers")},
+            versions={package: importlib.metadata.version(package) for package in ("torch", "transformers")}
+            | {"cachedit": __version__},
             date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
             command=command,
         )

@@ -58,6 +58,7 @@ class TextStrategy(Strategy, abstract=True):
     caches: ClassVar[bool] = True  # False: no keys and values are kept at all
     block_causal: ClassVar[bool] = False  # True: right only where no token sees a later block
     needs_entropy: ClassVar[bool] = False
+    reads_profile: ClassVar[bool] = False  # True: ``configured`` takes one
     listens: ClassVar[bool] = False  # True: ``reads`` is asked in every layer
     grows: ClassVar[bool] = False  # True: ``grows_after`` is asked in every layer; takes ``listens``
     by_layer: ClassVar[bool] = False  # True: ``layer_plan`` is asked in every layer instead of ``plan``
