@@ -14,7 +14,7 @@ from cachedit.profile import Profile
 from cachedit.registry import Strategy
 from cachedit.text.attachment import setting_on
 from cachedit.text.caching import CachedModel, Found
-from cachedit.text.commit import commit_rule
+from cachedit.text.commit import BlockRefinement, CommitRule, commit_rule
 from cachedit.text.layouts import is_language_model, layout_of
 from cachedit.text.options import TextOptions, split_options
 from cachedit.text.record import TextRun, TextStep
@@ -31,9 +31,9 @@ class Event:
     Attributes:
         step: number of the step, from 0.
         sequences: token ids after the step, a copy; the mask token where nothing is decided yet.
-        committed: tokens that the step decided.
+        committed: tokens that the step decided, or decided anew.
         computed: tokens whose keys and values the step computed; the others were taken from the cache.
-        confidence: of the model in the tokens that the step decided, 0 elsewhere.
+        confidence: of the model in those tokens, 0 elsewhere.
         tokens_computed: how many tokens the step computed, over all rows; on average over layers that differ.
         prompt_length: where the answer starts.
         finished: True for the last event.
@@ -60,6 +60,9 @@ class Request:
     threshold: float | None = None
     factor: float | None = None
     entropy_bound: float | None = None
+    refinement_steps: int | None = None
+    editing_threshold: float | None = None
+    max_post_steps: int = 16
     order: Literal["confidence", "random"] = "confidence"
     temperature: float = 0.0
     generator: torch.Generator | list[torch.Generator] | None = None
@@ -79,6 +82,20 @@ class Request:
                 raise ValueError(f"{name}={value!r}; allowed: an integer, 1 or more")
         if isinstance(self.temperature, bool) or not self.temperature >= 0:
             raise ValueError(f"temperature={self.temperature!r}; allowed: a number, 0 (the likeliest token) or more")
+
+    def rule(self) -> CommitRule:
+        """What decides which tokens are committed.
+
+        Raises:
+            ValueError: more than one rule is asked for, or a value is out of range.
+        """
+        if self.refinement_steps is None:
+            if self.editing_threshold is not None:
+                raise ValueError(f"got editing_threshold={self.editing_threshold!r}; allowed: with refinement_steps=")
+            return commit_rule(self.steps, self.order, self.threshold, self.factor, self.entropy_bound)
+        sure, editing = self.threshold, self.editing_threshold
+        refinement = BlockRefinement(self.block_length, self.refinement_steps, sure, editing, self.max_post_steps)
+        return commit_rule(self.steps, self.order, None, self.factor, self.entropy_bound, refinement)
 
     def generators(self, rows: int) -> list[torch.Generator | None]:
         """One generator per row.
@@ -109,6 +126,9 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | Strategy | Non
             * ``block_length``: tokens of a block, decoded in turn; None for what the model is known to have, else 32;
             * ``steps``: in all, at least one per block; None for one per token. Instead, for parallel commits:
               ``threshold``, ``factor`` or ``entropy_bound`` (``cachedit.text.commit``);
+            * ``refinement_steps``: of a block, as LLaDA2Pipeline decodes: at each its share of the block, or all with a
+              confidence above ``threshold`` (0.95) if those are more; ``editing_threshold``: confidence above which a
+              decided token of the block is replaced, None for never; ``max_post_steps``: further steps for that (16);
             * ``order``: "confidence", or "random" for an order drawn beforehand, with ``steps``;
             * ``temperature``: 0 for the likeliest token; ``generator``: one, or a list with one per returned row;
             * ``num_return_sequences``: answers per prompt, next to each other;
@@ -193,7 +213,7 @@ class Decoding:
         self.state = self._before_the_first_step(input_ids)
         batch, width = self.state.ids.shape
         self.prompt_length = width - request.gen_length
-        self.rule = commit_rule(request.steps, request.order, request.threshold, request.factor, request.entropy_bound)
+        self.rule = request.rule()
         self.generators = request.generators(batch)
         self.rule.begin(self.state, self.generators)
         strategy = setting.strategy
@@ -254,16 +274,18 @@ class Decoding:
         """What the strategy computes at this step, and the tokens that the model proposes [B, P + G]."""
         state, strategy = self.state, self.setting.strategy
         state.narrowed = strategy.candidates(state)
-        state.planned = self.rule.foresee(state)
+        state.planned, state.editable = self.rule.foresee(state), self.rule.editable(state)
         found = self.model.step(state, state.asked_for(state.candidates))
         entropy = self.rule.needs_entropy or strategy.needs_entropy
         temperature = self.request.temperature
-        return found, propose(state, found, self.mask_token_id, temperature, self.generators, entropy)
+        state.proposed = propose(state, found, self.mask_token_id, temperature, self.generators, entropy)
+        return found, state.proposed
 
     def decide(self, picked: torch.Tensor, tokens: torch.Tensor) -> None:
         """Commit the picked ones of these tokens [B, P + G], and go on to the next step."""
         request, state = self.request, self.state
         state.commit(picked, tokens)
+        self.rule.after(state)
         if request.eos_token_id is not None:
             filler = request.eos_token_id if request.pad_token_id is None else request.pad_token_id
             state.end_at(request.eos_token_id, filler, self.prompt_length)
@@ -273,6 +295,7 @@ class Decoding:
         began, state, run, total = time.perf_counter(), self.state, self.run, self.total
         found, tokens = self.look()
         picked = self.rule.select(state)
+        decided = int((picked & state.masked).sum())
         self.decide(picked, tokens)
         event = Event(
             run.nfe,
@@ -286,5 +309,5 @@ class Decoding:
         )
         run.cache_bytes_peak = max(run.cache_bytes_peak, self.model.bytes)
         spent, refreshed = 1e3 * (time.perf_counter() - began), bool(found.refreshed.any())
-        run.steps.append(TextStep(run.nfe, event.tokens_computed, total, int(picked.sum()), refreshed, spent))
+        run.steps.append(TextStep(run.nfe, event.tokens_computed, total, decided, refreshed, spent))
         return event

@@ -36,6 +36,9 @@ class DecodeState:
         done: rows that are finished [B].
         planned: tokens that this step will commit, where the commit rule knows; else None.
         narrowed: masked tokens that a strategy lets this step commit; None for those of the block.
+        editable: decided tokens that this step may change; None for none.
+        proposed: what the model proposed at this step for the candidates, the ids elsewhere.
+        held: rows that stay in their block although nothing of it is masked [B].
         notes: what a strategy remembers of earlier steps; rows of a batch have rows of their own there.
     """
 
@@ -49,7 +52,10 @@ class DecodeState:
     shift: int = 0
     planned: torch.Tensor | None = None
     narrowed: torch.Tensor | None = None
+    editable: torch.Tensor | None = None
     notes: dict[Any, Any] = field(default_factory=dict)
+    proposed: torch.Tensor = field(init=False)
+    held: torch.Tensor = field(init=False)
     age: torch.Tensor = field(init=False)
     computed_ids: torch.Tensor = field(init=False)
     confidence: torch.Tensor = field(init=False)
@@ -62,6 +68,7 @@ class DecodeState:
 
     def __post_init__(self) -> None:
         """Start before the first step."""
+        self.proposed = self.ids
         self.age = torch.where(self.masked, -1, PROMPT_AGE)
         self.computed_ids = torch.full_like(self.ids, NEVER)
         self.confidence = torch.full(self.ids.shape, -1.0, device=self.ids.device)
@@ -71,12 +78,17 @@ class DecodeState:
         self.block_step = torch.zeros_like(self.step)
         self.block_masks = torch.zeros_like(self.step)
         self.done = torch.zeros_like(self.step, dtype=torch.bool)
+        self.held = torch.zeros_like(self.done)
         self.first_block = self.enter_blocks()
         self.before = self._before() if self.shift else None
 
     def enter_blocks(self) -> torch.Tensor:
-        """Move every row to the first block with masked tokens; a row without any is done. Returns the blocks [B]."""
-        block = torch.where(self.masked, self.block_of, LAST).amin(1)
+        """Move every row that is not held to the first block with masked tokens; a row without any is done.
+
+        Returns:
+            The blocks [B].
+        """
+        block = torch.where(self.held, self.block, torch.where(self.masked, self.block_of, LAST).amin(1))
         self.done = self.done | (block == LAST)
         self.enter(torch.where(block == LAST, self.block, block))
         return self.block
@@ -140,7 +152,8 @@ class DecodeState:
     @property
     def candidates(self) -> torch.Tensor:
         """Tokens that the model must propose something for."""
-        return self.open if self.planned is None else self.planned
+        found = self.open if self.planned is None else self.planned
+        return found if self.editable is None else found | self.editable
 
     def asked_for(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens at which the logits for ``tokens`` are given."""
@@ -175,3 +188,4 @@ class DecodeState:
         rest = ended[:, None] & (order > first)
         self.ids = torch.where(rest, filler, self.ids)
         self.masked = self.masked & ~rest
+        self.held = self.held & ~ended
