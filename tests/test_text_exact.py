@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from language_models import MASK, MODELS, model, prompts
+from torch.nn import functional
 
 import cachedit
 from cachedit.strategies.block_exact import BlockExact
@@ -63,7 +64,7 @@ def test_one_block_without_a_prompt_is_bit_equal_to_no_cache(cache: str) -> None
 
 @every_model
 def test_any_tokens_in_any_order_repeat_a_full_pass_on_fresh_slots(name: str) -> None:  # E3
-    state, layout = started(name, prompts(2, 11), 13), layout_of(model(name))
+    state, layout = started(name, prompts(2, 11), 13, attention="full"), layout_of(model(name))
     cached, everything = CachedModel(layout, DkvCache(), 2, 24), torch.ones_like(state.masked)
     with torch.no_grad():
         full = cached.step(state, everything).logits.view(2, 24, -1)
@@ -119,7 +120,7 @@ def test_the_first_layer_is_never_stale(strategy: str) -> None:  # E5
         cachedit.generate(model("llama"), prompts(2, 11), strategy, **PLAIN)
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen", "eurobert", "causal_llama"])
+@pytest.mark.parametrize("name", ["llama", "qwen", "eurobert", "causal_llama", "llada2"])
 def test_blocks_that_no_later_block_changes_are_kept_exactly(name: str) -> None:  # E6
     options = {**PLAIN, "attention": "block"}
     plain = cachedit.generate(model(name), prompts(2, 11), "no-cache", **options)
@@ -129,6 +130,27 @@ def test_blocks_that_no_later_block_changes_are_kept_exactly(name: str) -> None:
     # each later block also the block before, and all others have their own.
     assert run.tokens_computed == 2 * ((16 + 4 * 8) + 2 * (16 + 7 * 8) + (8 + 3 + 2 * 3))
     assert run.tokens_total == 2 * (5 * 16 + 8 * 24 + 8 * 32 + 3 * 35)
+
+
+def test_the_fused_layout_is_block_causal_by_itself_and_reads_its_slots_under_its_own_checks() -> None:
+    options = {**PLAIN, "gen_length": 21}
+    lm, ids = model("llada2"), prompts(2, 11)
+    cachedit.generate(lm, ids, "auto", **options)
+    assert cachedit.last_run(lm).strategy == "BlockExact()"
+    state = started("llada2", ids, 21)
+    assert state.block_causal
+    block = state.block_of
+    hidden = block[:, None, None] > block[:, None, :, None]
+    mask = torch.zeros_like(hidden, dtype=torch.float64).masked_fill(hidden, torch.finfo(torch.float64).min)
+    while bool(state.masked.any()):  # the model alone, with a mask made by hand
+        with torch.no_grad():
+            logits = lm(input_ids=state.ids, attention_mask=mask, position_ids=state.positions).logits
+        logits[..., MASK] = -torch.inf
+        state.confidence, tokens = logits.softmax(-1).max(-1)
+        best = state.confidence.masked_fill(~state.open, -1).argmax(1)
+        state.commit(functional.one_hot(best, state.ids.shape[1]).bool(), tokens)
+        state.enter_blocks()
+    assert torch.equal(cachedit.generate(lm, ids, "block-exact", **options), state.ids)
 
 
 def test_without_the_commit_pass_blocks_would_be_wrong() -> None:
@@ -143,12 +165,15 @@ def test_without_the_commit_pass_blocks_would_be_wrong() -> None:
 
 @every_model
 def test_a_full_pass_through_the_slots_is_bit_equal_to_the_plain_model(name: str) -> None:  # E8
-    state = started(name, prompts(2, 11), 13)
+    state = started(name, prompts(2, 11), 13, attention="full")
     cached = CachedModel(layout_of(model(name)), DkvCache(), 2, 24)
     with torch.no_grad():
         ours = cached.step(state, torch.ones_like(state.masked)).logits.view(2, 24, -1)
-        visible = torch.ones(2, 1, 24, 24, dtype=torch.bool) if name == "causal_llama" else None
+        seen = {
+            "causal_llama": torch.ones(2, 1, 24, 24, dtype=torch.bool),
+            "llada2": torch.zeros(2, 1, 24, 24).double(),
+        }
         extra = {"is_causal": False} if "llama" in name or name == "qwen" else {}
-        theirs = model(name)(input_ids=state.ids, attention_mask=visible, **extra).logits
+        theirs = model(name)(input_ids=state.ids, attention_mask=seen.get(name), **extra).logits
     assert torch.equal(ours, theirs)
     assert not any("forward" in vars(module) or "attention" in vars(module) for module in model(name).modules())
