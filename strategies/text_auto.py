@@ -11,6 +11,7 @@ from cachedit.errors import ProfileError
 from cachedit.profile import Profile
 from cachedit.registry import Strategy
 from cachedit.strategies.block_exact import BlockExact
+from cachedit.strategies.dkv_cache import DkvCache
 from cachedit.strategies.no_cache import NoCache
 from cachedit.text.fingerprint import fingerprint
 from cachedit.text.layouts import Layout
@@ -26,7 +27,8 @@ class TextAuto(TextStrategy, abstract=True):
     """The strategy for a language model that is known to give what no cache gives (ours); what "auto" means for one.
 
     A profile that is given decides. Else, where no token sees a later block, blocks are kept exactly. Else a profile of
-    this very model decides, which ``cachedit probe`` has made. Without one nothing is kept, and a warning says so.
+    this very model decides, which ``cachedit probe`` has made. Without one the prompt is kept where it does not see the
+    answer, which is exact too; else nothing, and a warning says so.
     """
 
     name: ClassVar[str] = "auto"
@@ -55,6 +57,8 @@ class TextAuto(TextStrategy, abstract=True):
             _check_of_model(found, prints)
         if found is not None:
             return _recommended(found), options
+        if options.attention == "prefix":
+            return DkvCache("prefill"), options
         warnings.warn(
             f"cachedit: auto knows of no probe of this {prints['class']} with full attention, so it keeps nothing. "
             f"Make one: {MAKE_ONE}",

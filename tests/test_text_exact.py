@@ -6,10 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import MASK, MODELS, model, prompts
+from language_models import MASK, MODELS, llama, model, prompts
 from torch.nn import functional
+from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import cachedit
+from cachedit import UnsupportedModelError
+from cachedit.samples import sample_path
+from cachedit.samples.ciphers import draw_ciphers
+from cachedit.samples.text_accuracy import exact_match, write
 from cachedit.strategies.block_exact import BlockExact
 from cachedit.strategies.dkv_cache import DkvCache
 from cachedit.strategies.no_cache import NoCache
@@ -177,3 +182,54 @@ def test_a_full_pass_through_the_slots_is_bit_equal_to_the_plain_model(name: str
         theirs = model(name)(input_ids=state.ids, attention_mask=seen.get(name), **extra).logits
     assert torch.equal(ours, theirs)
     assert not any("forward" in vars(module) or "attention" in vars(module) for module in model(name).modules())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_prompt_that_does_not_see_the_answer_is_kept_exactly(name: str) -> None:  # E7
+    options = {**PLAIN, "attention": "prefix"}
+    ids, lm = prompts(2, 11), model(name)
+    plain = cachedit.generate(lm, ids, "no-cache", **options)
+    if name != "llada":  # whose random weights say one token again and again, whatever they see
+        assert not torch.equal(plain, cachedit.generate(lm, ids, "no-cache", **{**options, "attention": "full"}))
+    for strategy in (DkvCache("prefill"), "auto"):
+        assert torch.equal(cachedit.generate(lm, ids, strategy, **options), plain)
+        run = cachedit.last_run(lm)
+        last = int(name == "dream")  # of the prompt, whose logits are for the first answer token until that is decided
+        assert run.steps[0].computed == 2 * 35
+        assert all(2 * 24 <= step.computed <= 2 * (24 + last) for step in run.steps[1:])
+        assert run.steps[-1].computed == 2 * 24
+    with pytest.raises(UnsupportedModelError, match="prefix attention"):
+        cachedit.generate(lm, ids, "block-exact", **options)
+
+
+def test_rows_of_the_prompt_are_those_of_the_prompt_alone() -> None:
+    """What "prefix" means: whatever the answer holds, the prompt computes the same."""
+    state = started("llama", prompts(2, 11), 13, attention="prefix")
+    cached = CachedModel(layout_of(model("llama")), NoCache(), 2, 24)
+    with torch.no_grad():
+        ours = cached.step(state, torch.ones_like(state.masked)).logits.view(2, 24, -1)
+        alone = model("llama")(input_ids=state.ids[:, :11], is_causal=False).logits
+    assert (ours[:, :11] - alone).abs().max() < 1e-12
+
+
+def test_a_trained_prefix_model_gives_the_same_tokens() -> None:  # E7, on weights that were trained so half of the time
+    lm = AutoModelForMaskedLM.from_pretrained(sample_path("text")).eval()
+    tokenizer = AutoTokenizer.from_pretrained(sample_path("text"))
+    ciphers = draw_ciphers(6, torch.Generator().manual_seed(1), held=True)
+    plain = write(lm, tokenizer, ciphers, "no-cache", attention="prefix")
+    assert write(lm, tokenizer, ciphers, DkvCache("prefill"), attention="prefix") == plain
+    assert exact_match(plain, ciphers) > 0.5
+
+
+def test_in_a_loop_that_is_not_ours_too() -> None:
+    lm, ids = cachedit.wrap(llama(), "dkv-cache", variant="prefill", attention="prefix"), prompts(1, 11)
+    row = torch.cat([ids, torch.full((1, 6), MASK)], 1)
+    bare = CachedModel(layout_of(model("llama")), NoCache(), 1, 17)
+    for at in range(11, 17):
+        state = started("llama", ids, 6, attention="prefix")
+        state.ids = row.clone()
+        with torch.no_grad():
+            logits = lm(input_ids=row).logits
+            plain = bare.step(state, torch.ones_like(state.masked)).logits.view(1, 17, -1)
+        assert (logits[:, at:] - plain[:, at:]).abs().max() < 1e-12
+        row[0, at] = 5 + at

@@ -43,7 +43,7 @@ def add(commands: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--gen-length", type=positive, metavar="N", help="tokens of an answer (default: 64)")
     parser.add_argument("--steps", type=positive, help="of a decoding (default: one for each token)")
     parser.add_argument("--block-length", type=positive, metavar="N", help="default: the model's, else 32")
-    parser.add_argument("--attention", choices=("full", "block"), help="default: found out")
+    parser.add_argument("--attention", choices=("full", "prefix", "block"), help="default: found out")
     parser.add_argument("--device", help="default: cuda if there is one, else cpu")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16", "float16"), help="default: float32 on a cpu, else bfloat16"

@@ -134,7 +134,8 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | Strategy | Non
             * ``num_return_sequences``: answers per prompt, next to each other;
             * ``eos_token_id``: ends a row once all before it is decided; the rest is ``pad_token_id``, or that token;
             * ``mask_token_id``: None for the one in the model's configuration;
-            * ``attention``: "full", or "block" for models trained block-causally; None for what the layout tells;
+            * ``attention``: "full", "prefix" for models trained with prompts that do not see the answer, or "block" for
+              those trained block-causally; None for what the layout tells;
             * ``shift``: 1 if logits are for the next token; None for what the layout tells;
             * ``profile``: of "auto", which ``cachedit.text.probe`` made; None for the one of this model.
 
@@ -241,7 +242,8 @@ class Decoding:
             raise ValueError(
                 "got an empty prompt; allowed: one token or more, whose logits are for the first answer token"
             )
-        block_causal = self.setting.attention() == "block"
+        attention = self.setting.attention()
+        block_causal = attention == "block"
         seen = torch.cat([mask, mask.new_ones(batch, length)], 1).bool()
         positions = (seen.cumsum(1) - 1).clamp_min(0)
         behind = torch.arange(-prompt, length, device=ids.device).expand(batch, -1)
@@ -249,7 +251,8 @@ class Decoding:
             (positions if block_causal else behind).div(request.block_length, rounding_mode="floor").clamp_min(-1)
         )
         ids = torch.cat([ids, ids.new_full((batch, length), self.mask_token_id)], 1)
-        return DecodeState(ids, seen, seen, positions, block_of, behind >= 0, block_causal, shift)
+        kind = block_causal, attention == "prefix"
+        return DecodeState(ids, seen, seen, positions, block_of, behind >= 0, *kind, shift)
 
     @torch.no_grad()
     def events(self) -> Iterator[Event]:

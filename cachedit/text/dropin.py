@@ -138,7 +138,15 @@ class DropIn:
         exists = torch.ones_like(seen) if self.pipeline is not None else seen | masked
         blocks = self._blocks(ids, positions, masked)
         state = self._state = DecodeState(
-            ids.clone(), seen, exists, positions, blocks, masked, attention == "block", self.setting.shift
+            ids.clone(),
+            seen,
+            exists,
+            positions,
+            blocks,
+            masked,
+            attention == "block",
+            attention == "prefix",
+            self.setting.shift,
         )
         self._place(state)
         strategy, (batch, width) = self.setting.strategy, ids.shape

@@ -58,7 +58,7 @@ class Probe:
 
     Attributes:
         model: its fingerprint.
-        attention: "full", or "block" if no token sees a later block.
+        attention: "full", "prefix" if the prompt does not see the answer, or "block" if no token sees a later block.
         block_length: tokens of a block, of the model or as they were decoded.
         gen_length: tokens of an answer.
         prompts: number of prompts.
@@ -122,7 +122,7 @@ class Probe:
         """A small table, the setting that computes fewest tokens first."""
         ranked = sorted(self.trials, key=lambda trial: -trial.token_ratio)
         width = max(len(str(trial.strategy)) for trial in ranked)
-        kind = "full" if self.attention == "full" else f"in blocks of {self.block_length} tokens"
+        kind = f"in blocks of {self.block_length} tokens" if self.attention == "block" else self.attention
         rows = [f"attention    {kind}", f"recommended  {self.recommended}", ""]
         rows.append(f"{'':{width}s}  same token  nats      fewer tokens")
         for trial in ranked:
@@ -140,7 +140,7 @@ def attended(model: Any, options: TextOptions) -> TextOptions:
     """
     setting = Setting.of(model, TextStrategy(), options)
     if options.attention is not None or setting.layout.attention is not None:
-        return replace(options, attention="block" if setting.attention() == "block" else "full")
+        return replace(options, **{"attention": setting.attention()})
     found = block_length_of(model)
     if found is None:
         return replace(options, attention="full")

@@ -24,6 +24,7 @@ class DecodeState:
         block_of: block of a token; the prompt has -1 where blocks start behind it.
         masked: tokens that are still to be decided.
         block_causal: no token sees a later block than its own.
+        prefix: no token of the prompt sees the answer.
         shift: the logits at a token are for the token so many places later.
         age: steps since a token was decided; 0 at the step after, -1 while it is masked, very large in the prompt.
         computed_ids: the ids with which the kept keys and values were computed.
@@ -49,6 +50,7 @@ class DecodeState:
     block_of: torch.Tensor
     masked: torch.Tensor
     block_causal: bool = False
+    prefix: bool = False
     shift: int = 0
     planned: torch.Tensor | None = None
     narrowed: torch.Tensor | None = None
@@ -109,7 +111,8 @@ class DecodeState:
         masked: torch.Tensor,
     ) -> None:
         """Add the tokens of a window that has grown, which nothing was computed of yet."""
-        more = DecodeState(ids.clone(), seen, torch.ones_like(seen), positions, block_of, masked, self.block_causal)
+        kind = self.block_causal, self.prefix
+        more = DecodeState(ids.clone(), seen, torch.ones_like(seen), positions, block_of, masked, *kind)
         for name in ("seen", "exists", "positions", "block_of", "masked", "age", "computed_ids", "ids"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(more, name)], 1))
         for name in ("confidence", "entropy"):
