@@ -279,7 +279,7 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tests.parent, tests)))}
 
 
-def ranks(script: Path, *arguments: str, world: int = 2, patience: float = 60) -> list[dict[str, Any]]:
+def ranks(script: Path, *arguments: str, world: int = 2, patience: float = 240) -> list[dict[str, Any]]:
     """Run the script in ``world`` processes, each told its rank, their number and an address; what each printed."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
