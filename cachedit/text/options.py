@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-ATTENTION = ("full", "prefix", "block")
+Attention = Literal["full", "prefix", "block"]
+ATTENTION: tuple[Attention, ...] = ("full", "prefix", "block")
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class TextOptions:
         shift: the logits at a token are for the token so many places later.
     """
 
-    attention: Literal["full", "prefix", "block"] | None = None
+    attention: Attention | None = None
     block_length: int | None = None
     mask_token_id: int | None = None
     shift: int | None = None

@@ -140,7 +140,7 @@ def attended(model: Any, options: TextOptions) -> TextOptions:
     """
     setting = Setting.of(model, TextStrategy(), options)
     if options.attention is not None or setting.layout.attention is not None:
-        return replace(options, **{"attention": setting.attention()})
+        return replace(options, attention=setting.attention())
     found = block_length_of(model)
     if found is None:
         return replace(options, attention="full")

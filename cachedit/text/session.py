@@ -12,7 +12,7 @@ from torch import nn
 from cachedit.errors import UnsupportedModelError
 from cachedit.profile import Profile
 from cachedit.text.layouts import Layout, layout_of
-from cachedit.text.options import TextOptions
+from cachedit.text.options import Attention, TextOptions
 from cachedit.text.record import TextRun
 from cachedit.text.strategy import TextStrategy
 
@@ -52,8 +52,8 @@ class Setting:
         """The logits at a token are for the token so many places later."""
         return self.layout.shift if self.options.shift is None else self.options.shift
 
-    def attention(self, otherwise: str = "full") -> str:
-        """Which tokens see each other, "full" or "block".
+    def attention(self, otherwise: Attention = "full") -> Attention:
+        """Which tokens see each other, see ``TextOptions``.
 
         Raises:
             UnsupportedModelError: the strategy is right only for the other one.

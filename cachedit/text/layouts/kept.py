@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cachedit.text.listening import attention_of
+from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
 
 SPELLINGS = ("cache", "past_key_values")  # transformers renamed the argument
@@ -26,7 +27,7 @@ class KeptLayout:
         self._name = next(name for names in takes for name in SPELLINGS if name in names)
         self._keeps = "logits_to_keep" in takes[0]
         self._fused = fused = hasattr(attention[0], "query_key_value")
-        self.attention: str | None = "block" if fused else None
+        self.attention: Attention | None = "block" if fused else None
         # LLaDA2 builds a mask of its own from None, and a causal one is only left out where the config says so
         causal = [getattr(module, "is_causal", True) for module in attention]
         config = getattr(model, "config", None)
