@@ -52,6 +52,8 @@ class TextAuto(TextStrategy, abstract=True):
         prints = fingerprint(layout.model)
         if profile is None:
             found = fitting_profile(prints, "", self.name, ARRAYS)
+            if found is not None and found.provenance.get("attention", options.attention) != options.attention:
+                found = None  # it was probed with tokens that see other ones
         else:
             found = find_profile(profile)
             _check_of_model(found, prints)

@@ -219,6 +219,8 @@ def test_a_trained_prefix_model_gives_the_same_tokens() -> None:  # E7, on weigh
     plain = write(lm, tokenizer, ciphers, "no-cache", attention="prefix")
     assert write(lm, tokenizer, ciphers, DkvCache("prefill"), attention="prefix") == plain
     assert exact_match(plain, ciphers) > 0.5
+    assert write(lm, tokenizer, ciphers, "auto", attention="prefix") == plain
+    assert cachedit.last_run(lm).strategy == str(DkvCache("prefill"))  # not what a probe with full attention has found
 
 
 def test_in_a_loop_that_is_not_ours_too() -> None:

@@ -283,6 +283,13 @@ class TestAuto:
         with pytest.raises(ValueError, match="block_length=32; allowed: 8"):
             cachedit.generate(lm, ids, "auto", gen_length=24, block_length=32)
 
+    def test_a_model_is_asked_once_who_sees_whom(self) -> None:
+        lm, ids = BlockCausal(llama(), 8).eval(), prompts(2, 10)
+        cachedit.generate(lm, ids, gen_length=24)
+        before = lm.tokens
+        cachedit.generate(lm, ids, gen_length=24)
+        assert lm.tokens - before == ran(lm).tokens_computed
+
     def test_a_wrapped_model_tells_its_block_length(self) -> None:
         lm = cachedit.wrap(llama(), "fast-dllm", block_length=8)
         cachedit.generate(lm, prompts(1, 10), gen_length=24)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -33,6 +34,16 @@ def mask_kind(forward: Callable[..., Any], model: nn.Module, block_length: int) 
     if block_length > 1 and not changes.reach(0, 1, block_length):
         raise _from_left_to_right(model)
     return "block"
+
+
+_known: weakref.WeakKeyDictionary[nn.Module, int | None] = weakref.WeakKeyDictionary()
+
+
+def known_block_length(model: nn.Module) -> int | None:
+    """``block_length_of`` a model, which is asked once: who sees whom is a matter of its code."""
+    if model not in _known:
+        _known[model] = block_length_of(model)
+    return _known[model]
 
 
 @torch.no_grad()

@@ -19,7 +19,7 @@ from cachedit.profile import Profile
 from cachedit.registry import Strategy
 from cachedit.text.decode import Decoding, Request
 from cachedit.text.fingerprint import fingerprint
-from cachedit.text.masks import block_length_of
+from cachedit.text.masks import known_block_length
 from cachedit.text.options import TextOptions
 from cachedit.text.sampling import logits_for
 from cachedit.text.session import Setting
@@ -141,7 +141,7 @@ def attended(model: Any, options: TextOptions) -> TextOptions:
     setting = Setting.of(model, TextStrategy(), options)
     if options.attention is not None or setting.layout.attention is not None:
         return replace(options, attention=setting.attention())
-    found = block_length_of(model)
+    found = known_block_length(model)
     if found is None:
         return replace(options, attention="full")
     if options.block_length not in (None, found):
