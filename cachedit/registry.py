@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
+
+K = TypeVar("K", bound="Strategy")
 
 
 def canonical(name: str) -> str:
@@ -22,6 +24,7 @@ class Strategy:
     paper: ClassVar[str] = ""
     engine: ClassVar[str] = ""  # the module that puts strategies of this kind on an object (``cachedit.engine``)
     common_options: ClassVar[tuple[str, ...]] = ()  # what ``wrap`` takes for every strategy of this kind
+    by_default: ClassVar[bool] = False  # True for the one that is used where none is named
 
     def __init_subclass__(cls, abstract: bool = False, **kwargs: Any) -> None:
         """Enter the class into the registry under its name in snake case."""
@@ -43,16 +46,54 @@ class Strategy:
         return None
 
     @classmethod
-    def find(cls, strategy: str | Strategy, options: dict[str, Any]) -> Strategy:
+    def serving(cls, target: Any) -> type[Strategy]:
+        """The class that does for ``target`` what this one is asked for; another one where kinds of objects differ."""
+        return cls
+
+    @classmethod
+    def variants(cls) -> tuple[type[Strategy], ...]:
+        """The classes that ``serving`` chooses from."""
+        return (cls,)
+
+    @classmethod
+    def of_kind(cls: type[K]) -> dict[str, type[K]]:
+        """Name -> class of every strategy of this kind, sorted by name: ``FeatureStrategy.of_kind()``."""
+        found: dict[str, type[K]] = {}
+        for name, named in sorted(cls.registry.items()):
+            for variant in named.variants():
+                if issubclass(variant, cls):
+                    found.setdefault(name, variant)
+        return found
+
+    @classmethod
+    def unasked(cls) -> type[Strategy]:
+        """The class that is used where none is named."""
+        return next(found for found in cls.registry.values() if found.by_default)
+
+    @classmethod
+    def find(cls, strategy: str | Strategy, options: dict[str, Any], target: Any = None) -> Strategy:
         """The strategy of that name (any spelling) with ``options``, or the instance with them replaced.
+
+        Args:
+            strategy: a name or an instance.
+            options: fields of the strategy.
+            target: what it is for, see ``serving``; None where that is not known.
 
         Raises:
             ValueError: no strategy has that name.
             TypeError: an option that the strategy does not have.
         """
-        found = cls.named(strategy)
+        found = cls.named(strategy).serving(target)
+        if isinstance(strategy, found):
+            found.check_options(options)
+            return dataclasses.replace(strategy, **options)
+        options = ({} if isinstance(strategy, str) else strategy.changed_options()) | options
         found.check_options(options)
-        return found(**options) if isinstance(strategy, str) else dataclasses.replace(strategy, **options)
+        return found(**options)
+
+    def changed_options(self) -> dict[str, Any]:
+        """The options that differ from their defaults."""
+        return {f.name: value for f in dataclasses.fields(self) if (value := getattr(self, f.name)) != f.default}
 
     @classmethod
     def named(cls, strategy: str | Strategy) -> type[Strategy]:

@@ -68,7 +68,10 @@ def resolve(
         ProfileError: nothing fits, or more than one does and the name does not decide.
     """
     if profile is None:
-        return _match(fingerprint, model_name, strategy, arrays)
+        found = fitting_profile(fingerprint, model_name, strategy, arrays)
+        if found is None:
+            raise _nothing_fits(fingerprint, strategy, arrays)
+        return found
     chosen = find_profile(profile)
     chosen.check_fits(fingerprint)
     chosen.check_arrays(arrays, strategy)
@@ -113,9 +116,17 @@ def _spelled(asked: str, named: Mapping[str, T]) -> T | None:
     return named.get(asked) or {canonical(name): found for name, found in named.items()}.get(canonical(asked))
 
 
-def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, arrays: Sequence[str]) -> Profile:
-    """A profile that fits the model. The name of a model tells more than its fingerprint, and the user's come first."""
-    every = _preferred({name: p for name, p in shipped().items() if set(arrays) <= set(p.arrays)}, strategy)
+def fitting_profile(
+    fingerprint: Mapping[str, Any], model_name: str, strategy: str, arrays: Sequence[str]
+) -> Profile | None:
+    """The profile that fits the model; None if there is none.
+
+    The name of a model tells more than its fingerprint, and the user's come first. Takes the arguments of ``resolve``.
+
+    Raises:
+        ProfileError: more than one fits and the name does not decide.
+    """
+    every = _shipped_for(strategy, arrays)
     fitting = [profile for profile in every.values() if profile.model and not profile.differences(fingerprint)]
     named = [profile for profile in fitting if profile.model and _names(model_name, profile.model["names"])]
     own = _own(fingerprint, model_name, strategy, arrays, elsewhere=len(named) == 1)
@@ -125,18 +136,31 @@ def _match(fingerprint: Mapping[str, Any], model_name: str, strategy: str, array
         return named[0]
     if len(fitting) == 1 and _unmistakable(fitting[0], every.values()):
         return fitting[0]
-    shape = ", ".join(f"{key} {value}" for key, value in fingerprint.items() if key != "class" and value is not None)
     if fitting:
         raise ProfileError(
-            f"{len(fitting)} shipped profiles fit {fingerprint['class']} ({shape}), and its name {model_name!r} does "
+            f"{len(fitting)} shipped profiles fit {_shape(fingerprint)}, and its name {model_name!r} does "
             f"not decide. Choose: profile={' or '.join(repr(p.name) for p in fitting)}, or calibrate your own."
         )
-    raise ProfileError(
-        f"{strategy} needs a profile for {fingerprint['class']} ({shape}), and none fits that holds "
-        f"{', '.join(arrays)}. Shipped: {', '.join(every) or 'none'}. Yours in {user_profiles.folder()}: "
+    return None
+
+
+def _nothing_fits(fingerprint: Mapping[str, Any], strategy: str, arrays: Sequence[str]) -> ProfileError:
+    return ProfileError(
+        f"{strategy} needs a profile for {_shape(fingerprint)}, and none fits that holds {', '.join(arrays)}. "
+        f"Shipped: {', '.join(_shipped_for(strategy, arrays)) or 'none'}. Yours in {user_profiles.folder()}: "
         f"{', '.join(entry.name for entry in user_profiles.stored()) or 'none'}. "
         f"Make one, which will be found there: cachedit calibrate MODEL --strategy {strategy} --steps 50"
     )
+
+
+def _shape(fingerprint: Mapping[str, Any]) -> str:
+    shape = ", ".join(f"{key} {value}" for key, value in fingerprint.items() if key != "class" and value is not None)
+    return f"{fingerprint['class']} ({shape})"
+
+
+def _shipped_for(strategy: str, arrays: Sequence[str]) -> dict[str, Profile]:
+    """Those that hold what a strategy reads."""
+    return _preferred({name: p for name, p in shipped().items() if set(arrays) <= set(p.arrays)}, strategy)
 
 
 def _preferred(profiles: Mapping[str, Profile], strategy: str) -> dict[str, Profile]:

@@ -41,9 +41,9 @@ def wrap(target: T, strategy: str | Strategy, *, profile: Profile | str | Path |
     """
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
-    engine = engine_of(Strategy.named(strategy))
+    engine = engine_of(Strategy.named(strategy).serving(target))
     own, common = engine.split_options(options)
-    session = engine.prepare(target, Strategy.find(strategy, own), profile, common)
+    session = engine.prepare(target, Strategy.find(strategy, own, target), profile, common)
     unwrap(target)
     engine.attach(target, session)
     return target

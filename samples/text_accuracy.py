@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from transformers import EuroBertForMaskedLM, PreTrainedTokenizerFast
 
+from cachedit.registry import Strategy
 from cachedit.text import generate
 
 from .ciphers import Cipher, exact
@@ -18,7 +19,7 @@ def write(
     model: EuroBertForMaskedLM,
     tokenizer: PreTrainedTokenizerFast,
     ciphers: Sequence[Cipher],
-    strategy: str = "no-cache",
+    strategy: str | Strategy = "no-cache",
     **options: Any,
 ) -> list[str]:
     """The model's answers: block by block, the surest token of every step.

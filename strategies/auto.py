@@ -12,6 +12,7 @@ from cachedit.frontier import Frontier
 from cachedit.paths import CRITERIA
 from cachedit.planning import Plan, Planner
 from cachedit.profile import Profile
+from cachedit.registry import Strategy
 from cachedit.solver import ARRAYS, PREDICTORS
 from cachedit.strategy import Context, FeatureStrategy, Output, Schedule, Site, Stack
 
@@ -62,6 +63,7 @@ class Auto(FeatureStrategy):
         "indicator_polynomial",
     )
     needs_schedule: ClassVar[bool] = True
+    by_default: ClassVar[bool] = True
     needs_response: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -89,6 +91,21 @@ class Auto(FeatureStrategy):
                 f"Auto predictor={self.predictor!r}, terms={self.terms}; allowed: terms of "
                 f"{PREDICTORS[self.predictor]} or more, which that predictor takes. Leave one of the two out."
             )
+
+    @classmethod
+    def serving(cls, target: Any) -> type[Strategy]:
+        """For a language model, or a pipeline that has one, what a probe has found."""
+        from cachedit.text.layouts import is_language_model
+
+        (of_features, of_text) = cls.variants()
+        return of_text if is_language_model(target) else of_features
+
+    @classmethod
+    def variants(cls) -> tuple[type[Strategy], ...]:
+        """This one, and the one for text."""
+        from cachedit.strategies.text_auto import TextAuto
+
+        return cls, TextAuto
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -22,6 +23,11 @@ class BlockExact(TextStrategy):
     """
 
     block_causal: ClassVar[bool] = True
+
+    @classmethod
+    def trials(cls) -> Sequence[TextStrategy]:
+        """The only setting."""
+        return (cls(),)
 
     def plan(self, state: DecodeState) -> StepPlan:
         """All tokens from the first block with a changed one, or from the block that a row works on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -10,6 +11,8 @@ import torch
 from cachedit.strategies.checks import check_choice, check_count
 from cachedit.text.state import PROMPT_AGE, DecodeState
 from cachedit.text.strategy import StepPlan, TextStrategy
+
+INTERVALS = 2, 4, 8, 16  # that a probe tries
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,12 @@ class DkvCache(TextStrategy):
         check_choice(self, "variant", ("decode", "greedy", "prefill", "pd"))
         check_count(self, "interval", lowest=1)
         check_count(self, "window")
+
+    @classmethod
+    def trials(cls) -> Sequence[TextStrategy]:
+        """The prompt kept from the first step on, and all that is decided kept for some steps; or both."""
+        aged = [cls(variant, interval) for variant in ("decode", "pd") for interval in INTERVALS]
+        return cls("prefill"), *aged
 
     def plan(self, state: DecodeState) -> StepPlan:
         """What the variant computes, or at a refresh all that it ever computes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -30,6 +31,11 @@ class FastDLLM(TextStrategy):
             ValueError: a value out of range.
         """
         check_choice(self, "cache", ("prefix", "dual"))
+
+    @classmethod
+    def trials(cls) -> Sequence[TextStrategy]:
+        """Both caches."""
+        return cls("prefix"), cls("dual")
 
     def plan(self, state: DecodeState) -> StepPlan:
         """Everything on entering a block."""

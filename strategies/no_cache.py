@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,3 +14,8 @@ class NoCache(TextStrategy):
     """Compute every token at every step; nothing is kept."""
 
     caches: ClassVar[bool] = False
+
+    @classmethod
+    def trials(cls) -> Sequence[TextStrategy]:
+        """What every model bears."""
+        return (cls(),)

@@ -163,6 +163,71 @@ class DreamLayer(nn.Module):
         return x + self.mlp(self.norms[1](x))
 
 
+class FusedAttention(nn.Module):
+    """Self-attention in the layout of LLaDA2's remote code: one projection, norms, and half of the channels rotated."""
+
+    def __init__(self, dim: int, heads: int, groups: int, layer_idx: int) -> None:
+        super().__init__()
+        self.layer_idx, self.is_causal, self.heads, self.groups = layer_idx, False, heads, groups
+        self.head_dim = dim // heads
+        self.query_key_value = nn.Linear(dim, (heads + 2 * groups) * self.head_dim, bias=False)
+        self.query_layernorm, self.key_layernorm = nn.RMSNorm(self.head_dim), nn.RMSNorm(self.head_dim)
+        self.dense = nn.Linear(dim, dim, bias=False)
+
+    def forward(
+        self, hidden_states: torch.Tensor, attention_mask: torch.Tensor | None = None, past_key_value: Any = None,
+        position_embeddings: Any = None,
+    ) -> tuple[torch.Tensor, Any]:  # fmt: skip
+        fused = self.query_key_value(hidden_states).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = fused.split([self.heads, self.groups, self.groups], 1)
+        q, k = self.query_layernorm(q), self.key_layernorm(k)
+        q, k = (self.half_rotated(x, *position_embeddings) for x in (q, k))
+        read = k.shape[2]
+        if past_key_value is not None:
+            read += past_key_value.get_seq_length(self.layer_idx)
+            k, v = past_key_value.update(k, v, self.layer_idx, {"position_embeddings": position_embeddings})
+        if attention_mask is not None and attention_mask.shape != (len(q), 1, q.shape[2], read):
+            raise ValueError(f"a mask {list(attention_mask.shape)} for {q.shape[2]} tokens that read {read}")
+        found = functional.scaled_dot_product_attention(q, k, v, attention_mask, enable_gqa=True)
+        return self.dense(found.transpose(1, 2).flatten(2)), past_key_value
+
+    @staticmethod
+    def half_rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+        turned, kept = x.chunk(2, -1)
+        return torch.cat([rotate(turned, cos, sin), kept], -1)
+
+
+class LLaDA2(nn.Module):
+    """A language model in the layout of LLaDA2's remote code; from a mask of two dimensions it makes a full one."""
+
+    def __init__(self, dim: int = 32, heads: int = 4, layers: int = 3) -> None:
+        super().__init__()
+        self.config = SimpleNamespace(mask_token_id=MASK)
+        self.word_embeddings, self.rotary_emb = nn.Embedding(VOCABULARY, dim), Rotary(dim // heads // 2)
+        self.norms = nn.ModuleList(nn.RMSNorm(dim) for _ in range(2 * layers))
+        self.attentions = nn.ModuleList(FusedAttention(dim, heads, 2, layer) for layer in range(layers))
+        self.mlps = nn.ModuleList(
+            nn.Sequential(nn.Linear(dim, 2 * dim), nn.SiLU(), nn.Linear(2 * dim, dim)) for _ in range(layers)
+        )
+        self.lm_head = nn.Linear(dim, VOCABULARY, bias=False)
+
+    def forward(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None, position_ids: Any = None,
+        past_key_values: Any = None, use_cache: bool = False,
+    ) -> SimpleNamespace:  # fmt: skip
+        x = self.word_embeddings(input_ids)
+        if attention_mask is not None and attention_mask.ndim == 2:
+            hidden = (attention_mask == 0)[:, None, None].expand(-1, 1, x.shape[1], -1)
+            attention_mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)
+        if position_ids is None:
+            position_ids = torch.arange(x.shape[1]).expand(len(x), -1)
+        angles = tuple(table[:, None] for table in self.rotary_emb(x, position_ids))
+        for layer, (attention, mlp) in enumerate(zip(self.attentions, self.mlps, strict=True)):
+            x = x + attention(self.norms[2 * layer](x), attention_mask, past_key_values, angles)[0]
+            x = x + mlp(self.norms[2 * layer + 1](x))
+        return SimpleNamespace(logits=self.lm_head(x))
+
+
 class Stacked(nn.Module):
     """Embedding, blocks and head around the blocks of a layout."""
 
@@ -197,6 +262,12 @@ def dream(dtype: torch.dtype = torch.float64) -> nn.Module:
     return Stacked([DreamLayer(32, 4, 2) for _ in range(3)]).to(dtype).eval()
 
 
+def llada2(dtype: torch.dtype = torch.float64) -> nn.Module:
+    """The layout of LLaDA2, which is known to be block-causal."""
+    torch.manual_seed(0)
+    return LLaDA2().to(dtype).eval()
+
+
 class BlockCausal(nn.Module):
     """A language model that is block-causal by itself when it gets a plain mask, as LLaDA2 is."""
 
@@ -228,6 +299,7 @@ class BlockCausal(nn.Module):
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "llama": llama, "causal_llama": causal_llama, "qwen": qwen, "eurobert": eurobert, "llada": llada, "dream": dream,
+    "llada2": llada2,
 }  # fmt: skip
 
 

@@ -305,11 +305,12 @@ class TestShelf:
 class TestOptions:
     @pytest.mark.parametrize("name", NAMES)
     def test_every_option_is_explained_and_left_alone_unless_touched(self, name: str) -> None:
-        options = options_of(name)
+        cls = Strategy.registry[name]
+        options = options_of(cls)
         assert [option.name for option in options if not option.text] == []
         shown = {option.name: option.control(option.default).value for option in options}
-        assert chosen(name, {}) == {}
-        assert chosen(name, shown) == {}
+        assert chosen(cls, {}) == {}
+        assert chosen(cls, shown) == {}
 
     @pytest.mark.parametrize(
         ("strategy", "option", "typed", "value"),
@@ -327,17 +328,17 @@ class TestOptions:
         ],
     )
     def test_what_is_typed(self, strategy: str, option: str, typed: Any, value: Any) -> None:
-        read = chosen(strategy, {option: typed})
+        read = chosen(Strategy.registry[strategy], {option: typed})
         assert read == {option: value}
         assert type(read[option]) is type(value)
         Strategy.find(strategy, read)
 
     def test_no_number(self) -> None:
         with pytest.raises(ValueError, match="max_skip_steps got '1.5'; allowed: a whole number"):
-            chosen("mag_cache", {"max_skip_steps": "1.5"})
+            chosen(Strategy.registry["mag_cache"], {"max_skip_steps": "1.5"})
 
     def test_an_option_of_several_lines_and_one_of_several_names(self) -> None:
-        texts = {option.name: option.text for name in ("tea_cache", "auto") for option in options_of(name)}
+        texts = {option.name: option.text for cls in (cachedit.TeaCache, cachedit.Auto) for option in options_of(cls)}
         assert texts["coefficients"].endswith("or the change as it is.")
         assert texts["max_lpips"] == "likewise, of the metrics that were measured."
 

@@ -263,6 +263,14 @@ class TestText:
         assert run(page, "text").startswith("Done in")
         assert "DkvCache(" in page.locator("#text-result").inner_text()
 
+    def test_auto_is_what_the_probe_of_the_sample_has_found(self, page: Any) -> None:
+        page.locator("#text-strategy input").click()
+        page.get_by_role("option", name="auto", exact=True).click()
+        page.locator("#text-summary").get_by_text("The strategy for a language model").wait_for()
+        assert page.locator("#text-options").get_by_label("target_speedup").count() == 0  # of auto for pictures
+        assert run(page, "text").startswith("Done in")
+        assert "FastDLLM(cache='dual')" in page.locator("#text-result").inner_text()
+
     def test_a_long_answer_is_cancelled(self, page: Any) -> None:
         open_tab(page, "Text")
         length = page.locator("#text-length").get_by_role("spinbutton")

@@ -6,8 +6,10 @@ import copy
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import pytest
 import torch
+import transformers
 from diffusers import BlockRefinementScheduler, LLaDA2Pipeline
 from language_models import MASK, BlockCausal, dream, eurobert, llada, llama, model, prompts
 
@@ -229,3 +231,27 @@ def test_training_goes_past_the_cache() -> None:
     with torch.no_grad():
         assert lm(input_ids=ids).logits.abs().sum() > 0
     assert cachedit.last_run(lm) is None
+
+
+@pytest.mark.parametrize("strategy", ["auto", "dkv-cache", "no-cache"])
+def test_a_canvas_that_keeps_its_own_cache_is_refused_with_the_reason(strategy: str) -> None:
+    if not hasattr(transformers, "DiffusionGemmaConfig") or not hasattr(diffusers, "DiffusionGemmaPipeline"):
+        pytest.skip("older than DiffusionGemma")
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
+    text = transformers.DiffusionGemmaTextConfig(
+        **small, vocab_size=97, head_dim=8, global_head_dim=8, num_hidden_layers=1, num_experts=2, top_k_experts=1,
+        moe_intermediate_size=8, layer_types=["full_attention"],
+    )  # fmt: skip
+    vision = transformers.Gemma4VisionConfig(**small, head_dim=8, num_hidden_layers=1)
+    config = transformers.DiffusionGemmaConfig(
+        text_config=text, vision_config=vision, canvas_length=16, image_token_id=90
+    )
+    lm = transformers.DiffusionGemmaForBlockDiffusion(config)
+    pipe = diffusers.DiffusionGemmaPipeline(lm, BlockRefinementScheduler(), None)
+    for target in (lm, pipe):
+        before = dict(vars(target))
+        with pytest.raises(UnsupportedModelError, match="keeps itself, exactly"):
+            cachedit.wrap(target, strategy)
+        assert vars(target) == before
+    with pytest.raises(UnsupportedModelError, match="denoises a canvas"):
+        cachedit.generate(lm, prompts(1, 5), strategy)

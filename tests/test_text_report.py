@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,11 @@ from cachedit.evaluate.text_sample import score
 from cachedit.evaluate.text_table import share, told
 from cachedit.samples import prompts, sample_path
 from cachedit.samples.text_model import build_model, build_tokenizer
-from cachedit.text import TextRun, TextStep
+from cachedit.strategies.auto import Auto
+from cachedit.strategies.dkv_cache import DkvCache
+from cachedit.strategy import FeatureStrategy
+from cachedit.text import TextRun, TextStep, probe
+from cachedit.video.strategy import VideoStrategy
 
 PROMPT = "a=f; abcdef"  # 12 tokens with <bos> and <answer>
 CALL = {"gen_length": 8, "block_length": 4}
@@ -161,8 +166,29 @@ class TestExperiment:
             TextExperiment(language, configurations, asked, **options)
 
     def test_strategies_for_text_are_those_of_the_registry(self) -> None:
-        assert {"no_cache", "fast_dllm", "dkv_cache"} <= set(text_strategies())
+        assert {"auto", "no_cache", "fast_dllm", "dkv_cache"} <= set(text_strategies())
         assert "mag_cache" not in text_strategies()
+        # the other way round: what pictures and videos are made with knows of no text
+        assert FeatureStrategy.of_kind()["auto"] is Auto
+        assert set(text_strategies()) & set(FeatureStrategy.of_kind()) == {"auto"}
+        assert not set(text_strategies()) & set(VideoStrategy.of_kind())
+
+    def test_auto_is_what_a_probe_has_found(self, language: LanguageModel) -> None:
+        found = probe(language.model, language.encode(PROMPT), mask_token_id=language.tokenizer.mask_token_id, **CALL)
+        every = DkvCache("decode", 1)  # of a model with random weights nothing would be recommended but no cache
+        profile = replace(found.to_profile("mine"), strategy=every.name, defaults=asdict(every))
+        told = Configuration("auto", {"threshold": 0.0}, profile, "told")
+        with pytest.warns(UserWarning, match="cachedit probe MODEL"):
+            rows = TextExperiment(language, [Configuration("auto"), told], [PROMPT], call_options=CALL).run().rows
+        assert [row.configuration for row in rows] == ["", "NoCache()", str(every)]
+        assert [row.steps for row in rows] == [8, 8, 2]
+
+    def test_options_are_those_of_auto_for_text(self, language: LanguageModel) -> None:
+        assert parse_configuration("auto:threshold=0.9").options == {"threshold": 0.9}
+        with pytest.raises(TypeError, match="TextAuto has no option 'max_nfe'"):
+            TextExperiment(language, [parse_configuration("auto:max_nfe=4")], [PROMPT], call_options=CALL)
+        with pytest.raises(TypeError, match=r"Auto has no option 'nonsense'"):
+            parse_configuration("auto:nonsense=4")
 
 
 class TestReport:

@@ -29,6 +29,7 @@ from cachedit.app.reel import Reel
 from cachedit.app.settings import Settings
 from cachedit.app.video import FOR_SAMPLE, Rolling, roll
 from cachedit.evaluate.picture_files import FRAME_MS
+from cachedit.video.strategy import VideoStrategy
 
 SIZE = {"height": 32, "width": 32}
 OPTIONS = FOR_SAMPLE["rolling_kv"]
@@ -170,7 +171,7 @@ def test_wishes_are_taken_once_and_in_order() -> None:
 
 def test_every_option_of_rolling_caches_is_explained() -> None:
     assert video._strategies() == ["magic_world", "recompute_window", "rolling_kv"]
-    assert all(option.text for name in video._strategies() for option in options_of(name))
+    assert all(option.text for name in video._strategies() for option in options_of(VideoStrategy.of_kind()[name]))
 
 
 def test_the_sample_is_loaded_where_no_model_is_named(tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ def build(desk: Desk, source: Source) -> None:
         with gr.Column():
             shown = gr.HTML('<p class="ce-empty">Baseline and cached picture appear here.</p>', elem_id="image-result")
         with gr.Column(), gr.Accordion("Options of the strategy", elem_id="image-options"):
-            show_options(strategy, values, NAME)
+            show_options(strategy, values, NAME, FeatureStrategy)
 
     def plan(given: Values, session: str) -> Any:
         name = given[strategy]
-        options = chosen(name, given[values].get(name, {}))
+        options = chosen(FeatureStrategy.of_kind()[name], given[values].get(name, {}))
         (asked,) = prompts_of(" ".join(given[prompt].split()))
         drawing = Drawing(
             desk.settings.allowed_model(given[source.model]),
@@ -108,7 +108,7 @@ def _strategies() -> list[str]:
     """What can be put on a pipeline."""
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
-    return sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, FeatureStrategy))
+    return [*FeatureStrategy.of_kind()]
 
 
 def _profile(name: str, options: dict[str, Any], profile: str | None) -> str | None:

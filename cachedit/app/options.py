@@ -93,35 +93,39 @@ def number(value: Any, name: str, kind: type = float) -> Any:
         raise ValueError(f"{name} got {str(value)[:40]!r}; allowed: {allowed}.") from error
 
 
-def options_of(strategy: str) -> list[Option]:
-    """The options of a strategy of the registry."""
-    cls = Strategy.registry[strategy]
+def options_of(cls: type[Strategy]) -> list[Option]:
+    """The options of a strategy."""
     types_, texts = typing.get_type_hints(cls), _texts(cls)
     fields = dataclasses.fields(cls)
     return [Option(f.name, _kind(types_[f.name]), f.default, texts.get(f.name, "")) for f in fields]
 
 
-def chosen(strategy: str, values: dict[str, Any]) -> dict[str, Any]:
+def chosen(cls: type[Strategy], values: dict[str, Any]) -> dict[str, Any]:
     """Options for ``cachedit.wrap`` from what controls show: those that differ from their defaults."""
     read = {
-        option.name: (option.read(values[option.name]), option)
-        for option in options_of(strategy)
-        if option.name in values
+        option.name: (option.read(values[option.name]), option) for option in options_of(cls) if option.name in values
     }
     return {name: value for name, (value, option) in read.items() if value != option.default}
 
 
-def show_options(strategy: Any, values: Any, tab: str) -> None:
+def show_options(strategy: Any, values: Any, tab: str, kind: type[Strategy]) -> None:
     """Controls for the options of the chosen strategy, made anew when another is chosen.
 
     What is typed is noted in the state of the session itself, so nothing is made anew by it.
+
+    Args:
+        strategy: the component that says which one is chosen.
+        values: the state of the session, ``Known``.
+        tab: where they are.
+        kind: base of the strategies of that tab; one name may mean another class in each.
     """
 
     @gr.render([strategy, values], show_progress="hidden")
     def controls(name: str, known: Known) -> None:
-        gr.Markdown((Strategy.registry[name].__doc__ or "").partition("\n")[0], elem_id=f"{tab}-summary")
+        cls = kind.of_kind()[name]
+        gr.Markdown((cls.__doc__ or "").partition("\n")[0], elem_id=f"{tab}-summary")
         with gr.Row():
-            for option in options_of(name):
+            for option in options_of(cls):
                 control = option.control(known.get(name, {}).get(option.name, option.default))
 
                 def note(value: Any, known: Known, name: str = name, option: str = option.name) -> None:

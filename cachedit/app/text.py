@@ -21,7 +21,7 @@ from cachedit.evaluate.text_comparison import TextComparison
 from cachedit.evaluate.text_experiment import TextExperiment, text_strategies
 from cachedit.samples import call_options
 from cachedit.samples import prompts as sample_prompts
-from cachedit.text import Event
+from cachedit.text import Event, TextStrategy
 
 TITLE, NAME = "Text", "text"
 FIRST = "fast_dllm"
@@ -111,22 +111,26 @@ def build(desk: Desk, source: Source) -> None:
         with gr.Column():
             shown = gr.HTML('<p class="ce-empty">The answer appears here, token by token.</p>', elem_id="text-result")
         with gr.Column(), gr.Accordion("Options of the strategy", elem_id="text-options"):
-            show_options(strategy, values, NAME)
+            show_options(strategy, values, NAME, TextStrategy)
 
     def plan(given: Values, session: str) -> Any:
-        name = given[strategy]
+        cls = TextStrategy.of_kind()[given[strategy]]
         if not (given[prompt] or "").strip():
             raise ValueError("got no prompt; allowed: any text. Write one.")
         question = Question(
             desk.settings.allowed_model(given[source.model]),
-            Configuration(name, chosen(name, given[values].get(name, {}))),
+            Configuration(
+                cls.name,
+                chosen(cls, given[values].get(cls.name, {})),
+                desk.settings.allowed_profile(given[source.profile]) if cls.reads_profile else None,
+            ),
             given[prompt],
             int(given[fields.seed] or 0),
             fields.options(given),
         )
         return lambda job: answer(job, desk, question)
 
-    inputs = [source.model, prompt, strategy, values, *fields.all]
+    inputs = [source.model, source.profile, prompt, strategy, values, *fields.all]
     panel.connect(inputs, [shown], plan, lambda page: {shown: page})
 
 

@@ -17,8 +17,8 @@ from cachedit.app.reel import Reel
 from cachedit.app.request import CallFields, Source, prompts_of
 from cachedit.samples import call_options, sample_path
 from cachedit.samples import prompts as sample_prompts
-from cachedit.strategy import Strategy
 from cachedit.video.prompts import WAYS
+from cachedit.video.strategy import VideoStrategy
 from cachedit.wrap import wrap
 
 TITLE, NAME = "Video", "video"
@@ -79,11 +79,12 @@ def build(desk: Desk, source: Source) -> None:
         with gr.Column():
             shown = gr.HTML('<p class="ce-empty">The video appears here while it is made.</p>', elem_id="video-result")
         with gr.Column(), gr.Accordion("Options of the strategy", elem_id="video-options"):
-            show_options(strategy, values, NAME)
+            show_options(strategy, values, NAME, VideoStrategy)
 
     def plan(given: Values, session: str) -> Any:
         name, model = given[strategy], desk.settings.allowed_model(given[source.model])
-        options, called = chosen(name, given[values].get(name, {})), fields.options(given)
+        options = chosen(VideoStrategy.of_kind()[name], given[values].get(name, {}))
+        called = fields.options(given)
         if not model:
             called = call_options("video") | called
         called.pop("num_frames", None)
@@ -131,6 +132,5 @@ def roll(job: Job, desk: Desk, rolling: Rolling) -> Reel:
 def _strategies() -> list[str]:
     """What rolls a video out."""
     from cachedit import strategies  # noqa: F401  (fills the registry)
-    from cachedit.video.strategy import VideoStrategy
 
-    return sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, VideoStrategy))
+    return [*VideoStrategy.of_kind()]

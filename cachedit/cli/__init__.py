@@ -6,10 +6,10 @@ import shlex
 import sys
 
 from cachedit import __version__
-from cachedit.cli import app, calibrate, compare, demo, profile, report, strategies, tune
+from cachedit.cli import app, calibrate, compare, demo, probe, profile, report, strategies, tune
 from cachedit.cli.parser import Parser
 
-COMMANDS = (demo, app, strategies, calibrate, profile, tune, report, compare)
+COMMANDS = (demo, app, strategies, calibrate, probe, profile, tune, report, compare)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -97,7 +97,8 @@ class Measuring:
         elif self.arguments.frontier_steps:
             self.check_of_auto("--frontier-steps")
         if self.arguments.output is None:
-            check_replaceable(self.target, self.pipe, _arrays(self.strategy))
+            called = str(getattr(self.pipe.config, "_name_or_path", "") or "")
+            check_replaceable(self.target, _fingerprint(self.pipe), called, _arrays(self.strategy))
         profile = self._with_frontier(self._half()) if self._has_frontier else self._calibrated(self.prompts)
         if is_main():
             profile.save(self.target)
@@ -231,6 +232,15 @@ def check_frontier(lengths: Sequence[int], prompts: int) -> None:
         raise ValueError(
             f"got {prompts} prompt; allowed: 2 or more, as the frontier is measured on every second one. Give more."
         )
+
+
+def _fingerprint(pipe: Any) -> dict[str, Any]:
+    from cachedit.feature.attachment import find_denoisers
+    from cachedit.feature.families import block_lists
+    from cachedit.shipped import fingerprint
+
+    denoisers = list(find_denoisers(pipe).values())
+    return fingerprint(denoisers[0], block_lists(denoisers[0]), len(denoisers))
 
 
 def _arrays(strategy: Any) -> set[str]:

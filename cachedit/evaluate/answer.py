@@ -118,7 +118,7 @@ def ask(
         on_step: called with the event of every step; what it raises ends the call.
     """
     strategy = UNCACHED if configuration is None else configuration.strategy
-    own = {} if configuration is None else configuration.options
+    own = {} if configuration is None else {**configuration.options, "profile": configuration.profile}
     tokens = language.encode(answer.prompt)
     device = tokens.device
     generator = torch.Generator(device).manual_seed(answer.seed)

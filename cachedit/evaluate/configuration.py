@@ -54,7 +54,7 @@ class Configuration:
         Raises:
             ValueError, TypeError: there is none of that name, or an option is impossible.
         """
-        return Strategy.find(self.strategy, own_options(self.strategy, self.options))
+        return Strategy.find(self.strategy, own_options(Strategy.named(self.strategy), self.options))
 
     def attach(self, pipe: Any) -> str:
         """Put this cache on ``pipe``, in place of any other; returns which profile it reads, "none" without one."""
@@ -74,7 +74,7 @@ def parse_configuration(text: str) -> Configuration:
 
     Raises:
         ValueError: the text has another form, or no strategy has that name.
-        TypeError: an option that the strategy does not have.
+        TypeError: an option that the strategy does not have, whatever it is put on.
     """
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
@@ -84,19 +84,33 @@ def parse_configuration(text: str) -> Configuration:
         raise ValueError(f"got the configuration {text!r}; allowed: NAME or NAME:KEY=VALUE,..., for example {EXAMPLE}.")
     options = parse_options([part.strip() for part in SEPARATOR.split(rest)] if colon else [], "a configuration")
     profile, label = options.pop("profile", None), str(options.pop("label", text))
-    Strategy.find(name, own_options(name, options))
+    _check(Strategy.named(name), options)
     return Configuration(name, options, None if profile is None else str(profile), label)
 
 
-def own_options(strategy: str | Strategy, options: dict[str, Any]) -> dict[str, Any]:
+def _check(named: type[Strategy], options: dict[str, Any]) -> None:
+    """Raise ValueError or TypeError unless one of the classes of that name takes these options."""
+    refused: list[Exception] = []
+    for variant in named.variants():
+        try:
+            own = own_options(variant, options)
+            variant.check_options(own)
+            variant(**own)
+        except (TypeError, ValueError) as error:
+            refused.append(error)
+        else:
+            return
+    raise refused[0]
+
+
+def own_options(strategy: type[Strategy], options: dict[str, Any]) -> dict[str, Any]:
     """Those of some options that are a strategy's own, and not for all of its kind or, for text, of the call.
 
     Raises:
-        ValueError: no strategy has that name, or an option of its kind has an impossible value.
+        ValueError: an option of its kind has an impossible value.
     """
-    found = Strategy.named(strategy)
-    own, _ = engine_of(found).split_options(options)
-    if not issubclass(found, TextStrategy):
+    own, _ = engine_of(strategy).split_options(options)
+    if not issubclass(strategy, TextStrategy):
         return own
     return {key: value for key, value in own.items() if key not in {field.name for field in fields(Request)}}
 

@@ -40,6 +40,16 @@ class LanguageModel:
         tokens = self.tokenizer(prompt, return_tensors="pt").input_ids
         return torch.as_tensor(tokens).to(next(self.model.parameters()).device)
 
+    def encode_all(self, prompts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens of prompts, padded on the left, and which of them are no padding, ``[B, P]`` each."""
+        rows = [self.encode(prompt)[0] for prompt in prompts]
+        ids = rows[0].new_zeros(len(rows), max(map(len, rows)))
+        seen = torch.zeros_like(ids)
+        for number, row in enumerate(rows):
+            if len(row):
+                ids[number, -len(row) :], seen[number, -len(row) :] = row, 1
+        return ids, seen
+
     def text(self, tokens: torch.Tensor) -> str:
         """What tokens ``[n]`` say, without those that only mark something."""
         return str(self.tokenizer.decode(tokens.tolist(), skip_special_tokens=True))

@@ -8,7 +8,7 @@ from typing import Any
 from cachedit.calibration.work import Work
 from cachedit.evaluate.answer import Answer, ask
 from cachedit.evaluate.conditions import PROTOCOL, plain, surroundings
-from cachedit.evaluate.configuration import Configuration
+from cachedit.evaluate.configuration import Configuration, own_options
 from cachedit.evaluate.experiment import check_plan, name_of, spread, stop_if
 from cachedit.evaluate.language import LanguageModel
 from cachedit.evaluate.text_comparison import TextComparison
@@ -42,6 +42,7 @@ class TextExperiment:
 
     Raises:
         ValueError: nothing to compare, or a strategy that is none for text.
+        TypeError: an option that a strategy does not have.
     """
 
     def __init__(
@@ -121,16 +122,21 @@ class TextExperiment:
 
 def _check(configurations: Sequence[Configuration], prompts: Sequence[str], seeds: Sequence[int], repeats: int) -> None:
     check_plan(configurations, prompts, seeds, repeats=repeats)
-    others = [one.name for one in configurations if not issubclass(Strategy.named(one.strategy), TextStrategy)]
+    allowed = text_strategies()
+    others = [one.name for one in configurations if Strategy.named(one.strategy).name not in allowed]
     if others:
         raise ValueError(
-            f"{', '.join(others)} caches no language model; allowed: {', '.join(text_strategies())}. "
+            f"{', '.join(others)} caches no language model; allowed: {', '.join(allowed)}. "
             "`cachedit strategies` describes them."
         )
+    kinds = TextStrategy.of_kind()
+    for one in configurations:
+        cls = kinds[Strategy.named(one.strategy).name]
+        cls.check_options(own_options(cls, one.options))
 
 
 def text_strategies() -> list[str]:
     """Names of the strategies for language models."""
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
-    return sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, TextStrategy))
+    return [*TextStrategy.of_kind()]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from cachedit import user_profiles
 from cachedit.errors import ProfileError
-from cachedit.feature.attachment import find_denoisers
-from cachedit.feature.families import block_lists
 from cachedit.profile import Profile
-from cachedit.shipped import fingerprint
 
 
 def check_target(path: str | Path, option: str) -> None:
@@ -55,12 +53,13 @@ def own_target(name: str) -> Path:
     return folder / f"{name}.json"
 
 
-def check_replaceable(path: Path, pipe: Any, arrays: set[str]) -> None:
+def check_replaceable(path: Path, fingerprint: Mapping[str, Any], name: str, arrays: set[str]) -> None:
     """Refuse to replace a stored profile by one of another model, or by one that says less.
 
     Args:
-        path: where the profile of ``pipe`` is to be written.
-        pipe: the pipeline that is calibrated.
+        path: where the profile of a model is to be written.
+        fingerprint: of the model.
+        name: its folder or hub id; "" if it has none.
         arrays: what the new profile will hold.
 
     Raises:
@@ -73,9 +72,8 @@ def check_replaceable(path: Path, pipe: Any, arrays: set[str]) -> None:
         old = Profile.load(path)
     except ProfileError as error:
         raise ValueError(f"a file is there that is no whole profile: {error}. {choices}") from error
-    denoisers = list(find_denoisers(pipe).values())
-    differences = old.differences(fingerprint(denoisers[0], block_lists(denoisers[0]), len(denoisers)))
-    called = str(getattr(pipe.config, "_name_or_path", "") or "").rstrip("/").rsplit("/", 1)[-1]
+    differences = old.differences(fingerprint)
+    called = name.rstrip("/").rsplit("/", 1)[-1]
     names = old.model["names"] if old.model else []
     if called and names and called not in names:
         differences.append(f"it is called {called!r}, the profile's {' or '.join(names)}")

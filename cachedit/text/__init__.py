@@ -5,8 +5,21 @@
 """
 
 from cachedit.text.decode import Event, generate, stream
+from cachedit.text.probe import Probe, Trial, probe
 from cachedit.text.record import TextRun, TextStep
 from cachedit.text.state import DecodeState
 from cachedit.text.strategy import StepPlan, TextStrategy
 
-__all__ = ["DecodeState", "Event", "StepPlan", "TextRun", "TextStep", "TextStrategy", "generate", "stream"]
+__all__ = [
+    "DecodeState",
+    "Event",
+    "Probe",
+    "StepPlan",
+    "TextRun",
+    "TextStep",
+    "TextStrategy",
+    "Trial",
+    "generate",
+    "probe",
+    "stream",
+]

@@ -27,12 +27,10 @@ def prepare(target: Any, strategy: TextStrategy, profile: Profile | str | Path |
             f"{type(target).__name__} has no language model. Allowed: a language model, or a pipeline that has one as "
             "pipe.model, such as diffusers' LLaDA2Pipeline."
         )
-    if profile is not None:
-        raise TypeError(f"{type(strategy).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
-    setting = Setting.of(model, strategy, options)
-    if target is not model and strategy.needs_foresight:
+    setting = Setting.of(model, strategy, options, profile)
+    if target is not model and setting.strategy.needs_foresight:
         raise ValueError(
-            f"{strategy} must know the order of the commits beforehand, and {type(target).__name__} decides by "
+            f"{setting.strategy} must know the order of the commits beforehand, and {type(target).__name__} decides by "
             "confidence. Allowed: another strategy, or cachedit.generate(..., order='random')."
         )
     return DropIn(setting, None if target is model else target)

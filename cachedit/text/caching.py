@@ -15,7 +15,7 @@ from cachedit.text.layers import Layers
 from cachedit.text.layouts import Layout
 from cachedit.text.listening import LayerView, Listener, listening
 from cachedit.text.slots import Pass, SlotCache
-from cachedit.text.state import DecodeState
+from cachedit.text.state import PROMPT_AGE, DecodeState
 from cachedit.text.strategy import LayerPlan, TextStrategy
 
 inside: ContextVar[bool] = ContextVar("cachedit_inside", default=False)  # the model is called by its own cache
@@ -199,6 +199,9 @@ def _visible(state: DecodeState, rows: torch.Tensor, slots: torch.Tensor, width:
     if state.block_causal:
         block = state.block_of[rows]
         visible = visible & (block[:, None, :width] <= block.gather(1, slots)[:, :, None])
+    if state.prefix:
+        answer = state.age[rows] < PROMPT_AGE
+        visible = visible & ~(answer[:, None, :width] & ~answer.gather(1, slots)[:, :, None])
     if bool(visible.all()):
         return None
     blind = ~visible.any(-1, keepdim=True)  # padding must see something, or its softmax is not a number

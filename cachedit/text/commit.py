@@ -9,9 +9,11 @@ import torch
 
 from cachedit.text.state import DecodeState
 
+SURE = 0.95  # confidence above which a refined block decides a token, if nothing else is said
+
 
 class CommitRule(Protocol):
-    """Picks tokens; at least one in every row that has an open one, and only open ones."""
+    """Picks tokens; at least one in every row that has an open one, and only open or editable ones."""
 
     needs_entropy: ClassVar[bool]
 
@@ -21,8 +23,16 @@ class CommitRule(Protocol):
     def foresee(self, state: DecodeState) -> torch.Tensor | None:
         """What ``select`` will pick, before anything is computed [B, S]; None if that depends on the model."""
 
+    def editable(self, state: DecodeState) -> torch.Tensor | None:
+        """Decided tokens that ``select`` may pick too, to change them [B, S]; None for none."""
+        return None
+
     def select(self, state: DecodeState) -> torch.Tensor:
-        """The picked tokens [B, S], by the confidence and entropy of the open ones."""
+        """The picked tokens [B, S], by what the model proposed, its confidence and its entropy."""
+
+    def after(self, state: DecodeState) -> None:
+        """Look at a step that has been committed, before rows go on to other blocks; may hold them."""
+        return
 
 
 def leading(score: torch.Tensor, allowed: torch.Tensor, count: torch.Tensor) -> torch.Tensor:
@@ -33,7 +43,7 @@ def leading(score: torch.Tensor, allowed: torch.Tensor, count: torch.Tensor) -> 
 
 
 @dataclass
-class Quota:
+class Quota(CommitRule):
     """As many tokens per step as the number of steps asks for: the base sampler of LLaDA.
 
     The steps are shared out evenly among the blocks and the masks of a block among its steps; what is left over goes to
@@ -103,7 +113,7 @@ class Quota:
 
 
 @dataclass
-class _Parallel:
+class _Parallel(CommitRule):
     """As many tokens as a bound on their confidence allows, the best one always."""
 
     bound: float
@@ -162,8 +172,92 @@ class EntropyBound(_Parallel):
         return entropy.cumsum(1) - entropy <= self.bound
 
 
+@dataclass
+class BlockRefinement(CommitRule):
+    """As many tokens per step as a block and its steps ask for, or all that the model is sure of; decided ones change.
+
+    What diffusers' BlockRefinementScheduler and LLaDA2Pipeline do with the row of a batch alone. At every step a
+    decided token of the block is replaced where the model is sure of another one. Once nothing is masked this goes on
+    until nothing changes, unless the steps are used up.
+
+    Attributes:
+        block_length: tokens of a block.
+        steps: of a block.
+        threshold: tokens with more confidence are all decided, if those are more than the step's share; None for 0.95.
+        editing_threshold: confidence above which a decided token is replaced; None, as 0, for never.
+        max_post_steps: so many steps may change tokens after the last mask is gone and be followed by another.
+    """
+
+    block_length: int
+    steps: int
+    threshold: float | None = None
+    editing_threshold: float | None = None
+    max_post_steps: int = 16
+    needs_entropy: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        """Refuse impossible values.
+
+        Raises:
+            ValueError: a value out of range.
+        """
+        for name, value, lowest in (("refinement_steps", self.steps, 1), ("max_post_steps", self.max_post_steps, 0)):
+            if type(value) is not int or value < lowest:
+                raise ValueError(f"{name}={value!r}; allowed: an integer, {lowest} or more")
+        for name, bound in (("threshold", self.threshold), ("editing_threshold", self.editing_threshold)):
+            if bound is not None:
+                _check_bound(name, bound)
+
+    def begin(self, state: DecodeState, generators: list[torch.Generator | None]) -> None:
+        """The answer alone may change."""
+        self._answer = state.masked
+        self._unfilled = self._changed = torch.zeros_like(state.done)
+        self._post_steps = torch.zeros_like(state.step)
+
+    def foresee(self, state: DecodeState) -> torch.Tensor | None:
+        """The model decides."""
+        return None
+
+    def editable(self, state: DecodeState) -> torch.Tensor | None:
+        """The decided tokens of the block that are no prompt."""
+        if not self.editing_threshold:
+            return None
+        return self._answer & state.in_block & ~state.masked & ~state.done[:, None]
+
+    def select(self, state: DecodeState) -> torch.Tensor:
+        """The open tokens of this step, and the decided ones that change."""
+        share, left_over = divmod(self.block_length, self.steps)
+        quota = (share + (state.block_step < left_over).long()).clamp_min(1)
+        sure = state.open & (state.confidence > (SURE if self.threshold is None else self.threshold))
+        picked = torch.where((sure.sum(1) < quota)[:, None], leading(state.confidence, state.open, quota), sure)
+        self._unfilled = (state.masked & state.in_block).any(1)
+        if state.editable is None or self.editing_threshold is None:
+            return picked
+        changed = state.editable & (state.proposed != state.ids) & (state.confidence > self.editing_threshold)
+        self._changed = changed.any(1)
+        return picked | changed
+
+    def after(self, state: DecodeState) -> None:
+        """A row stays while steps are left for its block, and then as long as its tokens change."""
+        if not self.editing_threshold:
+            return
+        self._post_steps = torch.where(self._unfilled, 0, self._post_steps + 1)
+        again = self._changed & (self._post_steps <= self.max_post_steps)
+        state.held = torch.where(self._unfilled, state.block_step < self.steps, again) & ~state.done
+
+
+def _check_bound(name: str, bound: object) -> None:
+    if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound >= 0:
+        raise ValueError(f"{name}={bound!r}; allowed: a number, 0 or more, None")
+
+
 def commit_rule(
-    steps: int | None, order: str, threshold: float | None, factor: float | None, entropy_bound: float | None
+    steps: int | None,
+    order: str,
+    threshold: float | None,
+    factor: float | None,
+    entropy_bound: float | None,
+    refinement: BlockRefinement | None = None,
 ) -> CommitRule:
     """The rule that these arguments of ``generate`` ask for.
 
@@ -176,17 +270,19 @@ def commit_rule(
         "entropy_bound": (entropy_bound, EntropyBound),
     }
     given = [name for name, (bound, _) in rules.items() if bound is not None]
-    if len(given) + (steps is not None) > 1 or (given and order != "confidence"):
-        said = [
-            *(["steps"] if steps is not None else []),
-            *given,
-            *([f"order={order!r}"] if order != "confidence" else []),
-        ]
-        raise ValueError(f"got {', '.join(said)}; allowed: one of steps (with order), threshold, factor, entropy_bound")
+    asked = [*(["steps"] if steps is not None else []), *given, *(["refinement_steps"] if refinement else [])]
+    if len(asked) > 1 or (asked not in ([], ["steps"]) and order != "confidence"):
+        said = [*asked, *([f"order={order!r}"] if order != "confidence" else [])]
+        raise ValueError(
+            f"got {', '.join(said)}; allowed: one of steps (with order), threshold, factor, entropy_bound, "
+            "refinement_steps (with threshold)"
+        )
+    if refinement is not None:
+        return refinement
     for name in given:
         bound, rule = rules[name]
-        if isinstance(bound, bool) or not isinstance(bound, (int, float)) or not bound >= 0:
-            raise ValueError(f"{name}={bound!r}; allowed: a number, 0 or more, None")
+        _check_bound(name, bound)
+        assert bound is not None
         made: CommitRule = rule(float(bound))
         return made
     return Quota(steps, order)  # type: ignore[arg-type]

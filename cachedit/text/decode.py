@@ -5,14 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from cachedit.profile import Profile
 from cachedit.registry import Strategy
 from cachedit.text.attachment import setting_on
-from cachedit.text.caching import CachedModel
-from cachedit.text.commit import commit_rule
+from cachedit.text.caching import CachedModel, Found
+from cachedit.text.commit import BlockRefinement, CommitRule, commit_rule
+from cachedit.text.layouts import is_language_model, layout_of
 from cachedit.text.options import TextOptions, split_options
 from cachedit.text.record import TextRun, TextStep
 from cachedit.text.sampling import propose
@@ -28,9 +31,9 @@ class Event:
     Attributes:
         step: number of the step, from 0.
         sequences: token ids after the step, a copy; the mask token where nothing is decided yet.
-        committed: tokens that the step decided.
+        committed: tokens that the step decided, or decided anew.
         computed: tokens whose keys and values the step computed; the others were taken from the cache.
-        confidence: of the model in the tokens that the step decided, 0 elsewhere.
+        confidence: of the model in those tokens, 0 elsewhere.
         tokens_computed: how many tokens the step computed, over all rows; on average over layers that differ.
         prompt_length: where the answer starts.
         finished: True for the last event.
@@ -57,6 +60,9 @@ class Request:
     threshold: float | None = None
     factor: float | None = None
     entropy_bound: float | None = None
+    refinement_steps: int | None = None
+    editing_threshold: float | None = None
+    max_post_steps: int = 16
     order: Literal["confidence", "random"] = "confidence"
     temperature: float = 0.0
     generator: torch.Generator | list[torch.Generator] | None = None
@@ -76,6 +82,20 @@ class Request:
                 raise ValueError(f"{name}={value!r}; allowed: an integer, 1 or more")
         if isinstance(self.temperature, bool) or not self.temperature >= 0:
             raise ValueError(f"temperature={self.temperature!r}; allowed: a number, 0 (the likeliest token) or more")
+
+    def rule(self) -> CommitRule:
+        """What decides which tokens are committed.
+
+        Raises:
+            ValueError: more than one rule is asked for, or a value is out of range.
+        """
+        if self.refinement_steps is None:
+            if self.editing_threshold is not None:
+                raise ValueError(f"got editing_threshold={self.editing_threshold!r}; allowed: with refinement_steps=")
+            return commit_rule(self.steps, self.order, self.threshold, self.factor, self.entropy_bound)
+        sure, editing = self.threshold, self.editing_threshold
+        refinement = BlockRefinement(self.block_length, self.refinement_steps, sure, editing, self.max_post_steps)
+        return commit_rule(self.steps, self.order, None, self.factor, self.entropy_bound, refinement)
 
     def generators(self, rows: int) -> list[torch.Generator | None]:
         """One generator per row.
@@ -98,26 +118,33 @@ def generate(model: Any, input_ids: torch.Tensor, strategy: str | Strategy | Non
     Args:
         model: a language model, wrapped or not.
         input_ids: the prompts, integers [P] or [B, P].
-        strategy: name or instance of a text strategy; None for what the model is wrapped with.
+        strategy: name or instance of a text strategy; None for what the model is wrapped with, else "auto".
         **options: the strategy's own options, and
 
             * ``attention_mask`` [B, P]: 0 for padding, on either side; the answer follows the last prompt token;
-            * ``gen_length``: tokens of the answer (128); ``block_length``: tokens of a block (32), decoded in turn;
+            * ``gen_length``: tokens of the answer (128);
+            * ``block_length``: tokens of a block, decoded in turn; None for what the model is known to have, else 32;
             * ``steps``: in all, at least one per block; None for one per token. Instead, for parallel commits:
               ``threshold``, ``factor`` or ``entropy_bound`` (``cachedit.text.commit``);
+            * ``refinement_steps``: of a block, as LLaDA2Pipeline decodes: at each its share of the block, or all with a
+              confidence above ``threshold`` (0.95) if those are more; ``editing_threshold``: confidence above which a
+              decided token of the block is replaced, None for never; ``max_post_steps``: further steps for that (16);
             * ``order``: "confidence", or "random" for an order drawn beforehand, with ``steps``;
             * ``temperature``: 0 for the likeliest token; ``generator``: one, or a list with one per returned row;
             * ``num_return_sequences``: answers per prompt, next to each other;
             * ``eos_token_id``: ends a row once all before it is decided; the rest is ``pad_token_id``, or that token;
             * ``mask_token_id``: None for the one in the model's configuration;
-            * ``attention``: "full", or "block" for models trained block-causally; None for what the layout tells;
-            * ``shift``: 1 if logits are for the next token; None for what the layout tells.
+            * ``attention``: "full", "prefix" for models trained with prompts that do not see the answer, or "block" for
+              those trained block-causally; None for what the layout tells;
+            * ``shift``: 1 if logits are for the next token; None for what the layout tells;
+            * ``profile``: of "auto", which ``cachedit.text.probe`` made; None for the one of this model.
 
     Returns:
         Token ids [B * num_return_sequences, P + gen_length], the prompts included.
 
     Raises:
         UnsupportedModelError: no text cache knows the model, or the strategy is wrong for it.
+        ProfileError: the profile does not fit the model.
         TypeError, ValueError: an unknown strategy or an impossible option.
     """
     sequences = input_ids
@@ -133,27 +160,29 @@ def stream(
 
     Closing the iterator ends the run; ``last_run`` then says that it was aborted.
     """
-    names = {field.name for field in fields(Request)}
-    request = Request(**{name: value for name, value in options.items() if name in names})
-    rest = {name: value for name, value in options.items() if name not in names}
-    setting = _setting(model, strategy, rest)
+    names = {field.name for field in fields(Request)} - {"block_length"}
+    asked = {name: value for name, value in options.items() if name in names}
+    rest = {name: value for name, value in options.items() if name not in names and name != "profile"}
+    setting = _setting(model, strategy, rest, options.get("profile"))
+    request = Request(**asked, block_length=setting.options.block_length or Request.block_length)
     return Decoding(setting, input_ids, request).events()
 
 
-def _setting(model: Any, strategy: str | Strategy | None, options: dict[str, Any]) -> Setting:
+def _setting(
+    model: Any, strategy: str | Strategy | None, options: dict[str, Any], profile: Profile | str | Path | None
+) -> Setting:
     own, common = split_options(options)
     on_model = setting_on(model)
     if strategy is None and on_model is not None:
         strategy, common = on_model.strategy, _over(common, on_model.options)
     from cachedit import strategies  # noqa: F401  (fills the registry)
 
-    if strategy is None:
-        raise ValueError(f"{type(model).__name__} is not wrapped and no strategy is named. Pass strategy=.")
-    found = Strategy.find(strategy, own)
+    found = Strategy.find(Strategy.unasked().name if strategy is None else strategy, own, model)
     if not isinstance(found, TextStrategy):
-        known = sorted(name for name, cls in Strategy.registry.items() if issubclass(cls, TextStrategy))
-        raise ValueError(f"{found.name} is no strategy for text. Allowed: {', '.join(known)}.")
-    return Setting.of(model, found, common)
+        if not is_language_model(model):
+            layout_of(model)  # which says why not
+        raise ValueError(f"{found.name} is no strategy for text. Allowed: {', '.join(TextStrategy.of_kind())}.")
+    return Setting.of(model, found, common, profile)
 
 
 def _over(given: TextOptions, before: TextOptions) -> TextOptions:
@@ -185,7 +214,7 @@ class Decoding:
         self.state = self._before_the_first_step(input_ids)
         batch, width = self.state.ids.shape
         self.prompt_length = width - request.gen_length
-        self.rule = commit_rule(request.steps, request.order, request.threshold, request.factor, request.entropy_bound)
+        self.rule = request.rule()
         self.generators = request.generators(batch)
         self.rule.begin(self.state, self.generators)
         strategy = setting.strategy
@@ -213,7 +242,8 @@ class Decoding:
             raise ValueError(
                 "got an empty prompt; allowed: one token or more, whose logits are for the first answer token"
             )
-        block_causal = self.setting.attention() == "block"
+        attention = self.setting.attention()
+        block_causal = attention == "block"
         seen = torch.cat([mask, mask.new_ones(batch, length)], 1).bool()
         positions = (seen.cumsum(1) - 1).clamp_min(0)
         behind = torch.arange(-prompt, length, device=ids.device).expand(batch, -1)
@@ -221,7 +251,8 @@ class Decoding:
             (positions if block_causal else behind).div(request.block_length, rounding_mode="floor").clamp_min(-1)
         )
         ids = torch.cat([ids, ids.new_full((batch, length), self.mask_token_id)], 1)
-        return DecodeState(ids, seen, seen, positions, block_of, behind >= 0, block_causal, shift)
+        kind = block_causal, attention == "prefix"
+        return DecodeState(ids, seen, seen, positions, block_of, behind >= 0, *kind, shift)
 
     @torch.no_grad()
     def events(self) -> Iterator[Event]:
@@ -237,20 +268,38 @@ class Decoding:
             if self.run.status == "running":
                 self.run.status = "aborted"
 
-    def _step(self) -> Event:
-        began, state, request, run = time.perf_counter(), self.state, self.request, self.run
-        total = int((state.window & ~state.done[:, None]).sum())
-        state.narrowed = self.setting.strategy.candidates(state)
-        state.planned = self.rule.foresee(state)
+    @property
+    def total(self) -> int:
+        """Tokens that the next step would compute without a cache, over all rows."""
+        return int((self.state.window & ~self.state.done[:, None]).sum())
+
+    def look(self) -> tuple[Found, torch.Tensor]:
+        """What the strategy computes at this step, and the tokens that the model proposes [B, P + G]."""
+        state, strategy = self.state, self.setting.strategy
+        state.narrowed = strategy.candidates(state)
+        state.planned, state.editable = self.rule.foresee(state), self.rule.editable(state)
         found = self.model.step(state, state.asked_for(state.candidates))
-        entropy = self.rule.needs_entropy or self.setting.strategy.needs_entropy
-        tokens = propose(state, found, self.mask_token_id, request.temperature, self.generators, entropy)
-        picked = self.rule.select(state)
+        entropy = self.rule.needs_entropy or strategy.needs_entropy
+        temperature = self.request.temperature
+        state.proposed = propose(state, found, self.mask_token_id, temperature, self.generators, entropy)
+        return found, state.proposed
+
+    def decide(self, picked: torch.Tensor, tokens: torch.Tensor) -> None:
+        """Commit the picked ones of these tokens [B, P + G], and go on to the next step."""
+        request, state = self.request, self.state
         state.commit(picked, tokens)
+        self.rule.after(state)
         if request.eos_token_id is not None:
             filler = request.eos_token_id if request.pad_token_id is None else request.pad_token_id
             state.end_at(request.eos_token_id, filler, self.prompt_length)
         state.enter_blocks()
+
+    def _step(self) -> Event:
+        began, state, run, total = time.perf_counter(), self.state, self.run, self.total
+        found, tokens = self.look()
+        picked = self.rule.select(state)
+        decided = int((picked & state.masked).sum())
+        self.decide(picked, tokens)
         event = Event(
             run.nfe,
             state.ids.clone(),
@@ -263,5 +312,5 @@ class Decoding:
         )
         run.cache_bytes_peak = max(run.cache_bytes_peak, self.model.bytes)
         spent, refreshed = 1e3 * (time.perf_counter() - began), bool(found.refreshed.any())
-        run.steps.append(TextStep(run.nfe, event.tokens_computed, total, int(picked.sum()), refreshed, spent))
+        run.steps.append(TextStep(run.nfe, event.tokens_computed, total, decided, refreshed, spent))
         return event

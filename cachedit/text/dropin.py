@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -34,7 +34,7 @@ class DropIn:
         self.setting, self.pipeline = setting, pipeline
         self._forget()
         self._told: Mapping[str, Any] = {}
-        self._kinds: dict[int, str] = {}
+        self._kinds: dict[int, Literal["full", "block"]] = {}
 
     def attach(self) -> None:
         """Stand in for the forward of the model."""
@@ -138,7 +138,15 @@ class DropIn:
         exists = torch.ones_like(seen) if self.pipeline is not None else seen | masked
         blocks = self._blocks(ids, positions, masked)
         state = self._state = DecodeState(
-            ids.clone(), seen, exists, positions, blocks, masked, attention == "block", self.setting.shift
+            ids.clone(),
+            seen,
+            exists,
+            positions,
+            blocks,
+            masked,
+            attention == "block",
+            attention == "prefix",
+            self.setting.shift,
         )
         self._place(state)
         strategy, (batch, width) = self.setting.strategy, ids.shape
@@ -180,18 +188,24 @@ class DropIn:
 
     def _attention(self) -> str:
         """Which tokens see each other when the pipeline calls the model; asked of the model itself, once per length."""
-        told = self._block_length()
-        if self.setting.options.attention is not None:
-            return self.setting.attention()
-        length = told or PROBED
-        if length not in self._kinds:
-            self._kinds[length] = mask_kind(self._plain, self.setting.model, length)
-        if self._kinds[length] == "block" and told is None:
+        told, known = self._block_length(), self.setting.options.block_length
+        if told is not None and known is not None and told != known:
+            raise ValueError(
+                f"the pipeline works on blocks of {told} tokens, and the blocks of {type(self.setting.model).__name__} "
+                f"have {known}. Allowed: block_length={known} in the call, or wrap(..., block_length={told})."
+            )
+        kind = self.setting.options.attention
+        if kind is None:
+            length = told or PROBED
+            if length not in self._kinds:
+                self._kinds[length] = mask_kind(self._plain, self.setting.model, length)
+            kind = self._kinds[length]
+        if kind == "block" and told is None:
             raise UnsupportedModelError(
                 f"{type(self.setting.model).__name__} lets no token see a later block, and the length of a "
                 "block is not known. Pass block_length= to wrap."
             )
-        return self.setting.attention(self._kinds[length])
+        return self.setting.attention(kind)
 
     def _follows(self, state: DecodeState, ids: torch.Tensor, masked: torch.Tensor) -> bool:
         """Whether these ids are what a loop has made of the state.

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-ATTENTION = ("full", "block")
+Attention = Literal["full", "prefix", "block"]
+ATTENTION: tuple[Attention, ...] = ("full", "prefix", "block")
 
 
 @dataclass(frozen=True)
@@ -14,13 +15,14 @@ class TextOptions:
     """How the model is called; None where the model or the pipeline tells.
 
     Attributes:
-        attention: "full" if every token sees every other, "block" if none sees a block later than its own.
+        attention: "full" if every token sees every other, "prefix" if those of the prompt do not see the answer,
+            "block" if none sees a block later than its own.
         block_length: tokens of a block.
         mask_token_id: id of a token that is not yet decided.
         shift: the logits at a token are for the token so many places later.
     """
 
-    attention: Literal["full", "block"] | None = None
+    attention: Attention | None = None
     block_length: int | None = None
     mask_token_id: int | None = None
     shift: int | None = None

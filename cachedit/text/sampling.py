@@ -22,12 +22,7 @@ def propose(
     own generator; the confidence is the probability of what was drawn at temperature 1.
     """
     rows, slots = state.candidates.nonzero(as_tuple=True)
-    at = slots if state.before is None else state.before[rows, slots]
-    place = torch.zeros_like(state.ids)
-    place[found.rows, found.slots] = torch.arange(len(found.rows), device=place.device)
-    logits = found.logits[place[rows, at]]
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).clone()
-    logits[:, mask_token_id] = -torch.inf
+    logits = logits_for(state, found, state.candidates, mask_token_id)
     noisy = logits if temperature == 0 else logits / temperature + _gumbel(logits, rows, generators)
     tokens = noisy.argmax(-1)
     total = logits.logsumexp(-1)
@@ -40,6 +35,18 @@ def propose(
         spread = total - (chance * logits.masked_fill(chance == 0, 0)).sum(-1)
         state.entropy = state.entropy.to(spread.dtype).index_put((rows, slots), spread)
     return proposed
+
+
+def logits_for(state: DecodeState, found: Found, tokens: torch.Tensor, mask_token_id: int) -> torch.Tensor:
+    """What the model gave for some of the candidates [B, S], in order [M, V]; the mask token has no chance."""
+    rows, slots = tokens.nonzero(as_tuple=True)
+    at = slots if state.before is None else state.before[rows, slots]
+    place = torch.zeros_like(state.ids)
+    place[found.rows, found.slots] = torch.arange(len(found.rows), device=place.device)
+    logits = found.logits[place[rows, at]]
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).clone()
+    logits[:, mask_token_id] = -torch.inf
+    return logits
 
 
 def _gumbel(logits: torch.Tensor, rows: torch.Tensor, generators: list[torch.Generator | None]) -> torch.Tensor:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
+from cachedit.profile import Profile
 from cachedit.text.layouts import Layout, layout_of
-from cachedit.text.options import TextOptions
+from cachedit.text.options import Attention, TextOptions
 from cachedit.text.record import TextRun
 from cachedit.text.strategy import TextStrategy
 
@@ -28,23 +30,30 @@ class Setting:
     options: TextOptions
 
     @classmethod
-    def of(cls, model: Any, strategy: TextStrategy, options: TextOptions) -> Setting:
+    def of(
+        cls,
+        model: Any,
+        strategy: TextStrategy,
+        options: TextOptions,
+        profile: Profile | str | Path | None = None,
+    ) -> Setting:
         """The setting of a model.
 
         Raises:
             UnsupportedModelError: no text cache knows the model.
+            ProfileError: the profile does not fit the model.
+            TypeError: the strategy reads no profile.
         """
-        if not isinstance(model, nn.Module):
-            raise UnsupportedModelError(f"got a {type(model).__name__}; allowed: a language model (an nn.Module)")
-        return cls(model, layout_of(model), strategy, options)
+        layout = layout_of(model)
+        return cls(model, layout, *strategy.configured(layout, options, profile))
 
     @property
     def shift(self) -> int:
         """The logits at a token are for the token so many places later."""
         return self.layout.shift if self.options.shift is None else self.options.shift
 
-    def attention(self, otherwise: str = "full") -> str:
-        """Which tokens see each other, "full" or "block".
+    def attention(self, otherwise: Attention = "full") -> Attention:
+        """Which tokens see each other, see ``TextOptions``.
 
         Raises:
             UnsupportedModelError: the strategy is right only for the other one.

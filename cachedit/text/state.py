@@ -24,6 +24,7 @@ class DecodeState:
         block_of: block of a token; the prompt has -1 where blocks start behind it.
         masked: tokens that are still to be decided.
         block_causal: no token sees a later block than its own.
+        prefix: no token of the prompt sees the answer.
         shift: the logits at a token are for the token so many places later.
         age: steps since a token was decided; 0 at the step after, -1 while it is masked, very large in the prompt.
         computed_ids: the ids with which the kept keys and values were computed.
@@ -36,6 +37,9 @@ class DecodeState:
         done: rows that are finished [B].
         planned: tokens that this step will commit, where the commit rule knows; else None.
         narrowed: masked tokens that a strategy lets this step commit; None for those of the block.
+        editable: decided tokens that this step may change; None for none.
+        proposed: what the model proposed at this step for the candidates, the ids elsewhere.
+        held: rows that stay in their block although nothing of it is masked [B].
         notes: what a strategy remembers of earlier steps; rows of a batch have rows of their own there.
     """
 
@@ -46,10 +50,14 @@ class DecodeState:
     block_of: torch.Tensor
     masked: torch.Tensor
     block_causal: bool = False
+    prefix: bool = False
     shift: int = 0
     planned: torch.Tensor | None = None
     narrowed: torch.Tensor | None = None
+    editable: torch.Tensor | None = None
     notes: dict[Any, Any] = field(default_factory=dict)
+    proposed: torch.Tensor = field(init=False)
+    held: torch.Tensor = field(init=False)
     age: torch.Tensor = field(init=False)
     computed_ids: torch.Tensor = field(init=False)
     confidence: torch.Tensor = field(init=False)
@@ -62,6 +70,7 @@ class DecodeState:
 
     def __post_init__(self) -> None:
         """Start before the first step."""
+        self.proposed = self.ids
         self.age = torch.where(self.masked, -1, PROMPT_AGE)
         self.computed_ids = torch.full_like(self.ids, NEVER)
         self.confidence = torch.full(self.ids.shape, -1.0, device=self.ids.device)
@@ -71,12 +80,17 @@ class DecodeState:
         self.block_step = torch.zeros_like(self.step)
         self.block_masks = torch.zeros_like(self.step)
         self.done = torch.zeros_like(self.step, dtype=torch.bool)
+        self.held = torch.zeros_like(self.done)
         self.first_block = self.enter_blocks()
         self.before = self._before() if self.shift else None
 
     def enter_blocks(self) -> torch.Tensor:
-        """Move every row to the first block with masked tokens; a row without any is done. Returns the blocks [B]."""
-        block = torch.where(self.masked, self.block_of, LAST).amin(1)
+        """Move every row that is not held to the first block with masked tokens; a row without any is done.
+
+        Returns:
+            The blocks [B].
+        """
+        block = torch.where(self.held, self.block, torch.where(self.masked, self.block_of, LAST).amin(1))
         self.done = self.done | (block == LAST)
         self.enter(torch.where(block == LAST, self.block, block))
         return self.block
@@ -97,7 +111,8 @@ class DecodeState:
         masked: torch.Tensor,
     ) -> None:
         """Add the tokens of a window that has grown, which nothing was computed of yet."""
-        more = DecodeState(ids.clone(), seen, torch.ones_like(seen), positions, block_of, masked, self.block_causal)
+        kind = self.block_causal, self.prefix
+        more = DecodeState(ids.clone(), seen, torch.ones_like(seen), positions, block_of, masked, *kind)
         for name in ("seen", "exists", "positions", "block_of", "masked", "age", "computed_ids", "ids"):
             setattr(self, name, torch.cat([getattr(self, name), getattr(more, name)], 1))
         for name in ("confidence", "entropy"):
@@ -140,7 +155,8 @@ class DecodeState:
     @property
     def candidates(self) -> torch.Tensor:
         """Tokens that the model must propose something for."""
-        return self.open if self.planned is None else self.planned
+        found = self.open if self.planned is None else self.planned
+        return found if self.editable is None else found | self.editable
 
     def asked_for(self, tokens: torch.Tensor) -> torch.Tensor:
         """Tokens at which the logits for ``tokens`` are given."""
@@ -175,3 +191,4 @@ class DecodeState:
         rest = ended[:, None] & (order > first)
         self.ids = torch.where(rest, filler, self.ids)
         self.masked = self.masked & ~rest
+        self.held = self.held & ~ended

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
 
+from cachedit.profile import Profile
 from cachedit.registry import Strategy
-from cachedit.text.options import COMMON
+from cachedit.text.options import COMMON, TextOptions
 
 if TYPE_CHECKING:
+    from cachedit.text.layouts import Layout
     from cachedit.text.listening import LayerView
     from cachedit.text.state import DecodeState
 
@@ -54,9 +58,27 @@ class TextStrategy(Strategy, abstract=True):
     caches: ClassVar[bool] = True  # False: no keys and values are kept at all
     block_causal: ClassVar[bool] = False  # True: right only where no token sees a later block
     needs_entropy: ClassVar[bool] = False
+    reads_profile: ClassVar[bool] = False  # True: ``configured`` takes one
     listens: ClassVar[bool] = False  # True: ``reads`` is asked in every layer
     grows: ClassVar[bool] = False  # True: ``grows_after`` is asked in every layer; takes ``listens``
     by_layer: ClassVar[bool] = False  # True: ``layer_plan`` is asked in every layer instead of ``plan``
+
+    @classmethod
+    def trials(cls) -> Sequence[TextStrategy]:
+        """Settings that a probe of a model tries out; none, unless a subclass names some."""
+        return ()
+
+    def configured(
+        self, layout: Layout, options: TextOptions, profile: Profile | str | Path | None
+    ) -> tuple[TextStrategy, TextOptions]:
+        """What is really put on a model: this strategy, unless a subclass chooses by what is known of the model.
+
+        Raises:
+            TypeError: a profile is given, and the strategy reads none.
+        """
+        if profile is not None:
+            raise TypeError(f"{type(self).__name__} reads no profile; drop profile={str(profile)[:80]!r}")
+        return self, options
 
     def candidates(self, state: DecodeState) -> torch.Tensor:
         """Masked tokens that this step may commit [B, S], some in every row that has any; those of the block."""

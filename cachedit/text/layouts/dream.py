@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cachedit.text.layouts.rotated import attend, heads, replaced, turned
+from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
 
 PARTS = ("q_proj", "k_proj", "v_proj", "o_proj", "rotary_emb", "head_dim")
@@ -18,7 +19,7 @@ class DreamLayout:
     """The forward of every self-attention is replaced for a pass; angles are those of the pass, not of the model."""
 
     shift: ClassVar[int] = 1
-    attention: str | None = "full"
+    attention: Attention | None = "full"
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cachedit.text.listening import attention_of
+from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
 
 SPELLINGS = ("cache", "past_key_values")  # transformers renamed the argument
@@ -25,8 +26,8 @@ class KeptLayout:
         takes = [_parameters(model), *map(_parameters, attention)]
         self._name = next(name for names in takes for name in SPELLINGS if name in names)
         self._keeps = "logits_to_keep" in takes[0]
-        fused = hasattr(attention[0], "query_key_value")
-        self.attention: str | None = "block" if fused else None
+        self._fused = fused = hasattr(attention[0], "query_key_value")
+        self.attention: Attention | None = "block" if fused else None
         # LLaDA2 builds a mask of its own from None, and a causal one is only left out where the config says so
         causal = [getattr(module, "is_causal", True) for module in attention]
         config = getattr(model, "config", None)
@@ -47,7 +48,7 @@ class KeptLayout:
 
         options: dict[str, Any] = {**self._extra, "use_cache": cache is not None}
         if cache is not None:
-            options[self._name] = as_cache(cache)
+            options[self._name] = as_cache(cache, self._fused)
         if self._keeps and call.keep is not None:
             options["logits_to_keep"] = call.keep
         with attention_of(getattr(self.model, "config", None)):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from cachedit.text.layouts.rotated import attend, heads, replaced, turned
+from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
 
 PARTS = ("attention", "attn_out", "q_proj", "k_proj", "v_proj", "rotary_emb")
@@ -18,7 +19,7 @@ class LLaDALayout:
     """Only ``attention`` knows where a token stands, so only it is replaced; a pass later it is back."""
 
     shift: ClassVar[int] = 0
-    attention: str | None = "full"
+    attention: Attention | None = "full"
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model
