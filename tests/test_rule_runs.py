@@ -251,7 +251,7 @@ def test_rule_04_a_batch_computes_what_its_samples_compute_alone(case: Case) -> 
     strategies = [
         name
         for name, cls in cachedit.strategies().items()
-        if getattr(cls, "profile_arrays", ()) == ("magnitude_ratio",)
+        if [*getattr(cls, "profile_arrays", ())] == ["magnitude_ratio"]
     ]
     for strategy in strategies:
         profile = Profile.from_ratios([1.0, 1.03] * 5)
