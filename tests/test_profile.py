@@ -124,7 +124,7 @@ def damaged(path: str, value: Any) -> str:
         ("arrays.magnitude_ratio.cond", [1.0, 10**400, 0.8], "arrays.magnitude_ratio.cond"),
         ("arrays.magnitude_ratio.cond", [1.0, 0.0, 0.8], "arrays.magnitude_ratio.cond"),
         ("arrays.magnitude_ratio.cond", [1.0, -0.9, 0.8], "arrays.magnitude_ratio.cond"),
-        ("arrays.magnitude_ratio.uncond", [1.0, 0.9], "arrays"),
+        ("arrays.magnitude_ratio.uncond", [1.0, 0.9], "arrays.magnitude_ratio"),
         ("sigmas", [1.0, 0.5], "sigmas"),
         ("sigmas", [0.2, 0.6, 1.0], "sigmas"),
         ("sigmas", [1.0, float("nan"), 0.2], "sigmas"),

@@ -186,7 +186,7 @@ def deep(depth: int) -> Any:
         ),
         (
             {"defaults": {"threshold": None}},
-            r"'defaults\.threshold' is null; allowed: a value of that option\. Leave it",
+            r"'defaults\.threshold' is null; allowed: a value of that option",
         ),
     ],
     ids=[
