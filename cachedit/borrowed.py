@@ -7,7 +7,7 @@ import importlib
 import importlib.metadata
 from typing import Any
 
-TESTED = {"diffusers": "0.38 to 0.42", "transformers": "5.3 to 5.24"}
+TESTED = {"diffusers": "0.39 to 0.42", "transformers": "5.3 to 5.24"}
 """Library -> the releases at whose ends the tests are run (``.ci/ends``)."""
 
 
