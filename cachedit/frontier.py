@@ -77,7 +77,7 @@ class Frontier:
         table, time = profile.arrays.get("frontier"), profile.arrays.get("time")
         if table is None or time is None:
             return None
-        profile.check_arrays(OF_FRONTIER, "Auto")
+        profile.check_arrays(OF_FRONTIER, "a plan")
         spreads = [f"{name}_spread" for name in QUALITIES if name in table]
         _check("frontier", table, [*COLUMNS, "cost", *spreads])
         _check("time", time, ["reused", "outside"])
@@ -125,7 +125,7 @@ class Frontier:
 
 def _check(array: str, rows: Mapping[str, Sequence[float]], columns: Sequence[str]) -> None:
     """Raise ProfileError unless these columns are there, and no number is one that nothing can have."""
-    again = "Measure it again: cachedit calibrate MODEL --strategy auto"
+    again = "Calibrate again: that measures it anew."
     missing = [name for name in columns if name not in rows]
     if missing:
         raise ProfileError(f"field 'arrays.{array}' lacks {', '.join(missing)}; it holds {', '.join(rows)}. {again}")

@@ -27,7 +27,7 @@ def check_measured(profile: Profile) -> None:
     if distances.keys() != squares.keys():
         raise ProfileError(
             f"field 'arrays.residual_square' holds {', '.join(squares)}; allowed: {', '.join(distances)}, as "
-            "'residual_distance' does. Calibrate again: cachedit calibrate MODEL --strategy auto"
+            "'residual_distance' does. Calibrate again."
         )
 
 

@@ -252,7 +252,7 @@ FRONTIER = ARRAYS["frontier"]
             "says what cannot be: MagCache max_skip_steps='x'; allowed: an",
         ),
         ("auto", {"defaults": {"predictor": {}}}, r"says what cannot be: Auto predictor=\{\}; allowed: 'plain', "),
-        ("auto", {"frontier": {"steps": [5]}}, r"'arrays\.frontier' lacks nfe, .*it holds steps\. Measure it again"),
+        ("auto", {"frontier": {"steps": [5]}}, r"'arrays\.frontier' lacks nfe, .*it holds steps\. Calibrate again"),
         (
             "auto",
             {"frontier": FRONTIER | {"predictor": [0, 9]}},
