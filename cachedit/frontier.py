@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 
+from cachedit.errors import ProfileError
+from cachedit.paths import CRITERIA
 from cachedit.profile import Profile
+from cachedit.solver import PREDICTORS
+from cachedit.strategy import Axes
 
 QUALITIES = {"psnr": "PSNR", "ssim": "SSIM", "lpips": "LPIPS", "st_lpips": "st-lpips"}
+OF_FRONTIER: Axes = {"frontier": ("budget",), "time": ("value",)}
+"""The arrays that a profile gets when its frontier is measured, and their axes."""
 COLUMNS = ("steps", "nfe", "predictor", "criterion")
+RANGES = {
+    **dict.fromkeys(["steps", "nfe"], (1, math.inf)),
+    "cost": (0, math.inf),
+    **dict.fromkeys(["reused", "outside", "keeping"], (0, 1e6)),  # times of a computed step
+    "predictor": (0, len(PREDICTORS) - 1),
+    "criterion": (0, len(CRITERIA) - 1),
+}
 FREE = 1e-12  # a cost that is none
 
 
@@ -56,10 +69,18 @@ class Frontier:
 
     @classmethod
     def of(cls, profile: Profile) -> Frontier | None:
-        """What a profile holds; None if it holds no frontier."""
+        """What a profile holds; None if it holds no frontier.
+
+        Raises:
+            ProfileError: it holds one that cannot have been measured.
+        """
         table, time = profile.arrays.get("frontier"), profile.arrays.get("time")
         if table is None or time is None:
             return None
+        profile.check_arrays(OF_FRONTIER, "a plan")
+        spreads = [f"{name}_spread" for name in QUALITIES if name in table]
+        _check("frontier", table, [*COLUMNS, "cost", *spreads])
+        _check("time", time, ["reused", "outside"])
         points = []
         for k in range(len(table["nfe"])):
             steps, nfe, predictor, criterion = (int(table[name][k]) for name in COLUMNS)
@@ -100,6 +121,20 @@ class Frontier:
         if nfe == steps:
             return 1.0
         return (self.outside + steps) / (self.outside + nfe * (1 + self.keeping) + (steps - nfe) * self.reused)
+
+
+def _check(array: str, rows: Mapping[str, Sequence[float]], columns: Sequence[str]) -> None:
+    """Raise ProfileError unless these columns are there, and no number is one that nothing can have."""
+    again = "Calibrate again: that measures it anew."
+    missing = [name for name in columns if name not in rows]
+    if missing:
+        raise ProfileError(f"field 'arrays.{array}' lacks {', '.join(missing)}; it holds {', '.join(rows)}. {again}")
+    for name in set(rows) & set(RANGES):
+        lowest, highest = RANGES[name]
+        wrong = [v for v in rows[name] if not lowest <= v <= highest or (name in COLUMNS and v != int(v))]
+        if wrong:
+            allowed = f"{'integers' if name in COLUMNS else 'numbers'} from {lowest} to {highest}"
+            raise ProfileError(f"field 'arrays.{array}.{name}' holds {wrong[0]}; allowed: {allowed}. {again}")
 
 
 def _decibel(metric: str, value: float) -> float:

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Generic, TypeVar
 
+import torch
+
+from cachedit.borrowed import borrowed
+
+DISPATCH = "diffusers.models.attention_dispatch", "dispatch_attention_fn"
 Current = TypeVar("Current")
 
 
@@ -21,3 +26,13 @@ class Processor(Generic[Current]):
     def __init__(self, current: Current, layer: int, stock: Any) -> None:
         self.current, self.layer, self.stock = current, layer, stock
         self._attention_backend = getattr(stock, "_attention_backend", None)
+        borrowed(*DISPATCH)  # a release without it is told of before the first step
+
+
+def attend(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: Any, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Attention [B, N, H, D] by the backend that the model was given."""
+    dispatch = borrowed(*DISPATCH)
+    found: torch.Tensor = dispatch(q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False, backend=backend)
+    return found

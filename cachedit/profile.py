@@ -15,7 +15,7 @@ from cachedit.errors import ProfileError
 from cachedit.files import write_text
 from cachedit.profile_fields import check_fields
 from cachedit.schedules import resample
-from cachedit.strategy import Schedule
+from cachedit.strategy import Axes, Schedule
 
 T = TypeVar("T")
 SCHEMA = 1
@@ -156,14 +156,11 @@ class Profile:
 
     def errors(self, array: str, schedule: Schedule) -> dict[str, list[list[float]]]:
         """A table of errors over (step, gap), see ``cachedit.schedules``, on the steps of a schedule."""
-        tables, axes = self.arrays[array], self.axes.get(array, ["step"])
-        if len(axes) != 2:
-            raise ProfileError(
-                f"field 'arrays.{array}' lies over {', '.join(axes)}; allowed: step, gap. Calibrate again."
-            )
         return self.once(
             ("errors", array, schedule),
-            lambda: {key: resample(table, *self.levels(schedule, len(table))) for key, table in tables.items()},
+            lambda: {
+                key: resample(table, *self.levels(schedule, len(table))) for key, table in self.arrays[array].items()
+            },
         )
 
     def levels(self, schedule: Schedule, count: int) -> tuple[list[float], list[float]]:
@@ -227,14 +224,21 @@ class Profile:
                 "Make one for this model: cachedit calibrate MODEL --steps 50 -o my.json"
             )
 
-    def check_arrays(self, names: Sequence[str], strategy: str) -> None:
-        """Raise ProfileError unless the profile holds these arrays."""
-        missing = [name for name in names if name not in self.arrays]
+    def check_arrays(self, axes: Axes, strategy: str) -> None:
+        """Raise ProfileError unless the profile holds these arrays, over these axes."""
+        missing = [name for name in axes if name not in self.arrays]
         if missing:
             raise ProfileError(
                 f"profile {self.name or 'without a name'} lacks {', '.join(missing)}, which {strategy} reads; it holds "
                 f"{', '.join(self.arrays)}. Calibrate for this strategy."
             )
+        for name, allowed in axes.items():
+            got = self.axes.get(name, ["step"])
+            if got != [*allowed]:
+                raise ProfileError(
+                    f"profile {self.name or 'without a name'}: field 'arrays.{name}' lies over {', '.join(got)}; "
+                    f"{strategy} reads it over {', '.join(allowed)}. Calibrate again with this version."
+                )
 
     def differences(self, fingerprint: Mapping[str, Any]) -> list[str]:
         """What tells a denoiser with this fingerprint from the one that was calibrated, in words."""

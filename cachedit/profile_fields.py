@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -20,23 +21,19 @@ def check_fields(profile: Profile) -> None:
         raise ProfileError("field 'arrays' must map array names to branches")
     if not isinstance(profile.axes, dict):
         raise ProfileError("field 'axes' must be an object")
-    lengths: set[int] = set()
+    lengths, pairs = set[int](), set[int]()
     for name, rows in profile.arrays.items():
-        axes = profile.axes.get(name, ["step"])
-        if not isinstance(axes, list) or not axes or not all(isinstance(axis, str) for axis in axes):
-            raise ProfileError(f"field 'axes.{name}' must be a list of axis names")
-        if len(axes) > MOST_AXES or (name == "magnitude_ratio" and len(axes) > 1):
-            most = 1 if name == "magnitude_ratio" else MOST_AXES
-            raise ProfileError(f"field 'axes.{name}' names {len(axes)} axes; allowed: at most {most}")
-        if not isinstance(rows, dict) or not rows:
-            raise ProfileError(f"field 'arrays.{name}' must map branches to lists of numbers")
-        for branch, row in rows.items():
-            shape = _shape(row, f"arrays.{name}.{branch}", len(axes))
-            lengths |= {shape[0]} if axes[0] == "step" else set()
-            if name == "magnitude_ratio" and min(row) <= 0:
-                raise ProfileError(f"field 'arrays.{name}.{branch}' must be positive, has {min(row)}")
+        axes = _axes(profile, name)
+        shape = _common_shape(name, rows, axes)
+        lengths |= {shape[0]} if axes[0] == "step" else set()
+        pairs |= {shape[0]} if axes[0] == "pair" else set()
     if len(lengths) > 1:
         raise ProfileError(f"field 'arrays': rows have different lengths {sorted(lengths)}")
+    if lengths and not pairs <= {math.comb(min(lengths), 2)}:
+        raise ProfileError(
+            f"field 'arrays': rows over pairs have {sorted(pairs)} entries; allowed: {math.comb(min(lengths), 2)}, "
+            f"one per pair of {min(lengths)} steps"
+        )
     if profile.sigmas is not None:
         sigmas = _numbers(profile.sigmas, "sigmas")
         if lengths and len(sigmas) not in lengths:
@@ -56,9 +53,41 @@ def check_fields(profile: Profile) -> None:
         for key in keys:
             if not isinstance(getattr(profile, key), kind):
                 raise ProfileError(f"field '{key}' must be {'an object' if kind is dict else 'a text'}")
+    for name, value in profile.defaults.items():
+        if value is None:
+            raise ProfileError(f"field 'defaults.{name}' is null; allowed: a value of that option. Leave it out")
     for key in ("model", *objects):
         if _deeper(getattr(profile, key), MOST_DEPTH):
             raise ProfileError(f"field '{key}' is nested more than {MOST_DEPTH} deep")
+
+
+def _axes(profile: Profile, name: str) -> list[str]:
+    """The axes of an array."""
+    axes = profile.axes.get(name, ["step"])
+    if not isinstance(axes, list) or not axes or not all(isinstance(axis, str) for axis in axes):
+        raise ProfileError(f"field 'axes.{name}' must be a list of axis names")
+    if len(axes) > MOST_AXES or (name == "magnitude_ratio" and len(axes) > 1):
+        most = 1 if name == "magnitude_ratio" else MOST_AXES
+        raise ProfileError(f"field 'axes.{name}' names {len(axes)} axes; allowed: at most {most}")
+    return axes
+
+
+def _common_shape(name: str, rows: Any, axes: list[str]) -> tuple[int, ...]:
+    """Lengths of an array along its axes, which its branches share; only of modules may each kind have its number."""
+    if not isinstance(rows, dict) or not rows:
+        raise ProfileError(f"field 'arrays.{name}' must map branches to lists of numbers")
+    shapes = set()
+    for branch, row in rows.items():
+        shape = _shape(row, f"arrays.{name}.{branch}", len(axes))
+        shapes.add(tuple([count for count, axis in zip(shape, axes, strict=True) if axis != "module"]))
+        if name == "magnitude_ratio" and min(row) <= 0:
+            raise ProfileError(f"field 'arrays.{name}.{branch}' must be positive, has {min(row)}")
+    if len(shapes) > 1:
+        listed = " and ".join(" x ".join(map(str, shape)) for shape in sorted(shapes))
+        raise ProfileError(
+            f"field 'arrays.{name}': rows have different lengths, {listed}; allowed: one for all branches"
+        )
+    return shape
 
 
 def _numbers(values: Any, where: str) -> list[float]:

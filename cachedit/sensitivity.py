@@ -24,7 +24,7 @@ def sensitivity_of(profile: Profile, schedule: Schedule) -> np.ndarray:
     calibrated = profile.arrays.get("response")
     if calibrated is None or schedule.response is None:
         return np.asarray(resample_amplification(measured, known, wanted))
-    gain = np.asarray(measured) / magnitudes(calibrated["all"])
+    gain = np.asarray(measured) / magnitudes(next(iter(calibrated.values())))
     return np.interp(-np.asarray(wanted), -np.asarray(known), gain) * magnitudes(schedule.response)
 
 

@@ -15,9 +15,10 @@ from torch import nn
 from cachedit import hub, user_profiles
 from cachedit.errors import ProfileError
 from cachedit.profile import Profile
-from cachedit.strategy import canonical
+from cachedit.strategy import Axes, canonical
 
 T = TypeVar("T")
+MAGNITUDE: Axes = {"magnitude_ratio": ("step",)}
 
 
 def fingerprint(denoiser: nn.Module, stack: Sequence[str], experts: int = 1) -> dict[str, Any]:
@@ -53,7 +54,7 @@ def resolve(
     fingerprint: Mapping[str, Any],
     model_name: str,
     strategy: str = "the strategy",
-    arrays: Sequence[str] = ("magnitude_ratio",),
+    arrays: Axes = MAGNITUDE,
 ) -> Profile:
     """The profile to use: the one that is asked for, else one of the user's that fits the model, else a shipped one.
 
@@ -62,18 +63,19 @@ def resolve(
         fingerprint: of the first denoiser.
         model_name: ``_name_or_path`` of the pipeline or module, to choose between models of one fingerprint.
         strategy: name of the class that needs the profile, for errors.
-        arrays: what it must hold.
+        arrays: what it must hold, and over which axes.
 
     Raises:
         ProfileError: nothing fits, or more than one does and the name does not decide.
     """
     if profile is None:
-        found = fitting_profile(fingerprint, model_name, strategy, arrays)
+        found = fitting_profile(fingerprint, model_name, strategy, [*arrays])
         if found is None:
-            raise _nothing_fits(fingerprint, strategy, arrays)
-        return found
-    chosen = find_profile(profile)
-    chosen.check_fits(fingerprint)
+            raise _nothing_fits(fingerprint, strategy, [*arrays])
+        chosen = found
+    else:
+        chosen = find_profile(profile)
+        chosen.check_fits(fingerprint)
     chosen.check_arrays(arrays, strategy)
     return chosen
 

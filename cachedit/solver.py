@@ -8,16 +8,27 @@ from collections.abc import Sequence
 import numpy as np
 
 from cachedit.distances import Distances
+from cachedit.errors import ProfileError
 from cachedit.paths import shortest_paths
 from cachedit.profile import Profile
 from cachedit.sensitivity import sensitivity_of
-from cachedit.strategy import FEW_STEPS, SHORT_RUN, Schedule
+from cachedit.strategy import FEW_STEPS, SHORT_RUN, Axes, Schedule
 
 PREDICTORS = {"plain": 1, "line": 2, "quadratic": 3, "fitted": 2, "damped": 2}
 """Predictor -> how many computed residuals it takes. Profiles store places in it: new ones go to its end."""
 RIDGES = {"fitted": 0.3, "damped": 1.5}  # what is computed after a forecast differs from what weights were fitted to
 WIDEST = 8  # steps between computed ones
-ARRAYS = ("sensitivity", "residual_distance", "residual_square")
+ARRAYS: Axes = {"sensitivity": ("step",), "residual_distance": ("pair",), "residual_square": ("step",)}
+
+
+def check_measured(profile: Profile) -> None:
+    """Raise ProfileError unless distances and squares are those of the same branches."""
+    distances, squares = profile.arrays["residual_distance"], profile.arrays["residual_square"]
+    if distances.keys() != squares.keys():
+        raise ProfileError(
+            f"field 'arrays.residual_square' holds {', '.join(squares)}; allowed: {', '.join(distances)}, as "
+            "'residual_distance' does. Calibrate again."
+        )
 
 
 class Solver:

@@ -64,6 +64,7 @@ class Skip:
 
 
 Site = Stack | Module | Output | Guidance | Skip
+Axes = Mapping[str, tuple[str, ...]]  # calibrated array -> what it lies over, such as ("step", "gap")
 
 
 @dataclass(frozen=True)
@@ -168,7 +169,7 @@ class FeatureStrategy(Strategy, abstract=True):
     Class attributes:
         site: what is cached. A strategy with several, or with a choice, overrides ``sites``.
         history: number of computed residuals that are kept for the forecast.
-        profile_arrays: names of the calibrated arrays that the strategy reads.
+        profile_arrays: the calibrated arrays that the strategy reads, and their axes; a profile is held to them.
         also_calibrated: arrays that it does not read and that are measured along, where the model allows, for others.
         needs_schedule: True if the policy must know the number of steps.
         needs_response: True if the policy looks at the response of the sampler in the schedule.
@@ -184,7 +185,7 @@ class FeatureStrategy(Strategy, abstract=True):
     )
     site: ClassVar[Site] = Stack()
     history: ClassVar[int] = 1
-    profile_arrays: ClassVar[tuple[str, ...]] = ()
+    profile_arrays: ClassVar[Axes] = {}
     also_calibrated: ClassVar[tuple[str, ...]] = ()
     needs_schedule: ClassVar[bool] = False
     needs_response: ClassVar[bool] = False
@@ -193,7 +194,7 @@ class FeatureStrategy(Strategy, abstract=True):
     partition: ClassVar[Channels | Bands | None] = None
 
     @property
-    def needed_arrays(self) -> tuple[str, ...]:
+    def needed_arrays(self) -> Axes:
         """Those of ``profile_arrays`` without which it cannot run as it is configured; a profile is then looked for."""
         return self.profile_arrays
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +130,7 @@ def _staged(trial: Trial, strategy: FeatureStrategy, progress: Progress | None, 
     return profile
 
 
-def _measures(strategy: FeatureStrategy, arrays: Sequence[str]) -> list[Measure]:
+def _measures(strategy: FeatureStrategy, arrays: Iterable[str]) -> list[Measure]:
     """One measure for all of these arrays that it makes."""
     missing = [array for array in arrays if array not in Measure.registry]
     if missing:

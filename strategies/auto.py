@@ -13,8 +13,8 @@ from cachedit.paths import CRITERIA
 from cachedit.planning import Plan, Planner
 from cachedit.profile import Profile
 from cachedit.registry import Strategy
-from cachedit.solver import ARRAYS, PREDICTORS
-from cachedit.strategy import Context, FeatureStrategy, Output, Schedule, Site, Stack
+from cachedit.solver import ARRAYS, PREDICTORS, check_measured
+from cachedit.strategy import Axes, Context, FeatureStrategy, Output, Schedule, Site, Stack
 
 SITES: dict[str, Site] = {"stack": Stack(), "output": Output()}
 QUALITY = {"min_psnr": "psnr", "min_ssim": "ssim", "max_lpips": "lpips", "max_st_lpips": "st_lpips"}
@@ -54,7 +54,7 @@ class Auto(FeatureStrategy):
     terms: int | None = None
     cached: Literal["stack", "output"] | None = None
 
-    profile_arrays: ClassVar[tuple[str, ...]] = ARRAYS
+    profile_arrays: ClassVar[Axes] = ARRAYS
     also_calibrated: ClassVar[tuple[str, ...]] = (
         "magnitude_ratio",
         "residual_error",
@@ -82,7 +82,7 @@ class Auto(FeatureStrategy):
                 raise ValueError(f"Auto {name}={value!r}; allowed: a number, {lowest} or more")
         for name, allowed in (("predictor", PREDICTORS), ("criterion", CRITERIA), ("cached", SITES)):
             value = getattr(self, name)
-            if value is not None and value not in allowed:
+            if value is not None and value not in [*allowed]:
                 raise ValueError(f"Auto {name}={value!r}; allowed: {', '.join(map(repr, allowed))}, None")
         if self.terms is not None and (type(self.terms) is not int or not 1 <= self.terms <= max(PREDICTORS.values())):
             raise ValueError(f"Auto terms={self.terms!r}; allowed: 1 to {max(PREDICTORS.values())}, None")
@@ -125,6 +125,7 @@ class Auto(FeatureStrategy):
         """
         if profile is None:
             return self._complete({}, None)
+        check_measured(profile)
         cached = profile.defaults.get("cached", "stack")
         if self.cached not in (None, cached):
             raise ProfileError(
@@ -146,6 +147,7 @@ class Auto(FeatureStrategy):
         given = any(getattr(self, name) is not None for name in TARGETS)
         target = {} if given else {name: known[name] for name in TARGETS if name in known}
         predictor, criterion = self.predictor or known.get("predictor"), self.criterion or known.get("criterion")
+        Auto(predictor=predictor, criterion=criterion)  # refuses what a profile recommends and nothing can do
         if self.predictor is None and self.terms is not None and predictor and PREDICTORS[predictor] > self.terms:
             predictor = None
         most = PREDICTORS["fitted"] if frontier is None else max(map(_terms, frontier.points))

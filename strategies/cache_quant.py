@@ -10,7 +10,7 @@ from cachedit.profile import Profile
 from cachedit.schedules import edge_costs, min_sum
 from cachedit.strategies.checks import check_choice, check_count
 from cachedit.strategies.corrected import Corrected, worst
-from cachedit.strategy import Schedule, Site, Skip, Stack
+from cachedit.strategy import Axes, Schedule, Site, Skip, Stack
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class CacheQuant(Corrected):
     scope: Literal["stack", "skip"] = "stack"
 
     paper: ClassVar[str] = "arXiv 2503.01323"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("residual_error", *Corrected.profile_arrays)
+    profile_arrays: ClassVar[Axes] = {"residual_error": ("step", "gap"), **Corrected.profile_arrays}
 
     def __post_init__(self) -> None:
         """Refuse impossible values.

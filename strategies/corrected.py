@@ -10,7 +10,7 @@ from typing import ClassVar
 from cachedit.errors import ProfileError
 from cachedit.profile import Profile
 from cachedit.schedules import Table
-from cachedit.strategy import Context, FeatureStrategy, Schedule
+from cachedit.strategy import Axes, Context, FeatureStrategy, Schedule
 
 ROWS = ("correction_scale", "correction_shift")
 
@@ -24,7 +24,7 @@ class Corrected(FeatureStrategy, abstract=True):
 
     correction: bool = True
 
-    profile_arrays: ClassVar[tuple[str, ...]] = ("correction_mask", *ROWS)
+    profile_arrays: ClassVar[Axes] = {"correction_mask": ("step",)} | dict.fromkeys(ROWS, ("step", "channel"))
     fitted: ClassVar[tuple[str, ...]] = ("correction",)
     needs_schedule: ClassVar[bool] = True
 

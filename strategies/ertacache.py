@@ -10,7 +10,7 @@ from typing import ClassVar
 from cachedit.profile import Profile
 from cachedit.schedules import scan
 from cachedit.strategies.corrected import Corrected, worst
-from cachedit.strategy import Output, Schedule, Site
+from cachedit.strategy import Axes, Output, Schedule, Site
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ class ERTACache(Corrected):
     paper: ClassVar[str] = "arXiv 2508.21091"
     fitted: ClassVar[tuple[str, ...]] = ("correction", "adjust_timesteps")
     site: ClassVar[Site] = Output(residual=True)
-    profile_arrays: ClassVar[tuple[str, ...]] = ("output_error", "step_scale", *Corrected.profile_arrays)
+    profile_arrays: ClassVar[Axes] = {
+        "output_error": ("step", "gap"),
+        "step_scale": ("step",),
+        **Corrected.profile_arrays,
+    }
 
     def __post_init__(self) -> None:
         """Refuse impossible values.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from cachedit.profile import Profile
-from cachedit.strategy import Context, FeatureStrategy, Module, Schedule, Site
+from cachedit.strategy import Axes, Context, FeatureStrategy, Module, Schedule, Site
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class HarmoniCa(FeatureStrategy):
     learning_rate: float = 0.05
 
     paper: ClassVar[str] = "arXiv 2410.01723"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("router",)
+    profile_arrays: ClassVar[Axes] = {"router": ("step", "module")}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from cachedit.errors import ProfileError
 from cachedit.predictors import bdf2, hermite, lagrange, plain, taylor
 from cachedit.profile import Profile
 from cachedit.strategies.rules import at_interval
-from cachedit.strategy import Channels, Context, FeatureStrategy
+from cachedit.strategy import Axes, Channels, Context, FeatureStrategy
 
 SOLVERS: dict[str, Callable[[Sequence[float], float], list[float]]] = {
     "plain": plain,
@@ -47,7 +47,7 @@ class HyCa(FeatureStrategy):
 
     paper: ClassVar[str] = "arXiv 2510.04188"
     history: ClassVar[int] = 3
-    profile_arrays: ClassVar[tuple[str, ...]] = ("channel_cluster", "cluster_solver")
+    profile_arrays: ClassVar[Axes] = {"channel_cluster": ("channel",), "cluster_solver": ("cluster",)}
     partition: ClassVar[Channels] = Channels("channel_cluster")
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from cachedit.errors import ProfileError
 from cachedit.profile import Profile
 from cachedit.schedules import every
 from cachedit.strategies.checks import check_count
-from cachedit.strategy import Context, FeatureStrategy, Schedule
+from cachedit.strategy import Axes, Context, FeatureStrategy, Schedule
 
 DEFAULTS = {"interval": 4, "warmup": 5, "terms": 3}
 
@@ -39,7 +39,7 @@ class L2P(FeatureStrategy):
     terms: int | None = None
 
     paper: ClassVar[str] = "arXiv 2604.26365"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("forecast_weights",)
+    profile_arrays: ClassVar[Axes] = {"forecast_weights": ("step", "term")}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

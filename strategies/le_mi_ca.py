@@ -9,7 +9,7 @@ from typing import ClassVar
 from cachedit.profile import Profile
 from cachedit.schedules import edge_costs, minimax, resample_amplification
 from cachedit.strategies.checks import check_count
-from cachedit.strategy import Context, FeatureStrategy, Schedule
+from cachedit.strategy import Axes, Context, FeatureStrategy, Schedule
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class LeMiCa(FeatureStrategy):
     max_gap: int | None = None
 
     paper: ClassVar[str] = "arXiv 2511.00090"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("residual_error", "amplification")
+    profile_arrays: ClassVar[Axes] = {"residual_error": ("step", "gap"), "amplification": ("step",)}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

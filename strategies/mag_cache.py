@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from cachedit.profile import Profile
 from cachedit.strategies.checks import check_choice, check_count
-from cachedit.strategy import Context, FeatureStrategy
+from cachedit.strategy import Axes, Context, FeatureStrategy
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class MagCache(FeatureStrategy):
     resample: Literal["sigma", "nearest"] = "sigma"
 
     paper: ClassVar[str] = "arXiv 2506.09045"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("magnitude_ratio",)
+    profile_arrays: ClassVar[Axes] = {"magnitude_ratio": ("step",)}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from cachedit.strategies.checks import check_count
-from cachedit.strategy import Context, FeatureStrategy, Guidance, Site, Stack
+from cachedit.strategy import Axes, Context, FeatureStrategy, Guidance, Site, Stack
 
 REPEATED = 5
 
@@ -37,7 +37,7 @@ class MixCache(FeatureStrategy):
     impact: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     paper: ClassVar[str] = "arXiv 2508.12691"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("impact",)
+    profile_arrays: ClassVar[Axes] = {"impact": ("step",)}
     needs_schedule: ClassVar[bool] = True
     measures_change: ClassVar[bool] = True
 
@@ -58,9 +58,9 @@ class MixCache(FeatureStrategy):
             raise ValueError(f"MixCache impact={self.impact!r}; allowed: three positive numbers")
 
     @property
-    def needed_arrays(self) -> tuple[str, ...]:
+    def needed_arrays(self) -> Axes:
         """None: a profile is used if it is given."""
-        return ()
+        return {}
 
     @property
     def sites(self) -> tuple[Site, ...]:

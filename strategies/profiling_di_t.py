@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from cachedit.profile import Profile
 from cachedit.schedules import every, shrinking
-from cachedit.strategy import Context, FeatureStrategy, Site, Stack
+from cachedit.strategy import Axes, Context, FeatureStrategy, Site, Stack
 
 DEFAULTS: dict[str, Any] = {"share": 0.65, "warmup": 6, "interval": 0, "largest": 0.24, "smallest": 0.06}
 
@@ -41,7 +41,7 @@ class ProfilingDiT(FeatureStrategy):
     smallest: float | None = None
 
     paper: ClassVar[str] = "arXiv 2504.03140"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("block_drift",)
+    profile_arrays: ClassVar[Axes] = {"block_drift": ("block",)}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -66,9 +66,9 @@ class ProfilingDiT(FeatureStrategy):
             raise ValueError(f"ProfilingDiT largest={self.largest!r}; allowed: smallest={self.smallest!r} or more")
 
     @property
-    def needed_arrays(self) -> tuple[str, ...]:
+    def needed_arrays(self) -> Axes:
         """None where the background is given."""
-        return self.profile_arrays if self.background is None else ()
+        return self.profile_arrays if self.background is None else {}
 
     @property
     def sites(self) -> tuple[Site, ...]:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from cachedit.profile import Profile
 from cachedit.schedules import furthest
-from cachedit.strategy import Context, FeatureStrategy, Module, Schedule, Site
+from cachedit.strategy import Axes, Context, FeatureStrategy, Module, Schedule, Site
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class SmoothCache(FeatureStrategy):
     max_skip_steps: int | None = None
 
     paper: ClassVar[str] = "arXiv 2411.10510"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("module_error",)
+    profile_arrays: ClassVar[Axes] = {"module_error": ("step", "gap")}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

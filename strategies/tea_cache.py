@@ -9,7 +9,7 @@ from typing import ClassVar
 from cachedit.profile import Profile
 from cachedit.strategies.checks import check_count, check_number
 from cachedit.strategies.rules import over_budget
-from cachedit.strategy import Context, FeatureStrategy, canonical
+from cachedit.strategy import Axes, Context, FeatureStrategy, canonical
 
 Polynomial = tuple[float, ...]
 
@@ -55,7 +55,7 @@ class TeaCache(FeatureStrategy):
 
     paper: ClassVar[str] = "arXiv 2411.19108"
     signal: ClassVar[str] = "modulated_input"
-    profile_arrays: ClassVar[tuple[str, ...]] = ("indicator_polynomial",)
+    profile_arrays: ClassVar[Axes] = {"indicator_polynomial": ("power",)}
     needs_schedule: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -79,9 +79,9 @@ class TeaCache(FeatureStrategy):
             raise ValueError(f"TeaCache clamp={self.clamp!r}; allowed: True or False")
 
     @property
-    def needed_arrays(self) -> tuple[str, ...]:
+    def needed_arrays(self) -> Axes:
         """None: a profile is used if one is given."""
-        return ()
+        return {}
 
     def configured(self, profile: Profile | None) -> TeaCache:
         """Polynomial and threshold from the published fits or the profile, where they were left open."""

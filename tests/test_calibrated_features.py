@@ -28,7 +28,7 @@ from cachedit.samples import prompts, sample_path
 from cachedit.strategies.hy_ca import SOLVERS, HyCa
 from cachedit.strategies.profiling_di_t import ProfilingDiT
 from cachedit.strategies.taylor_seer import TaylorSeer
-from cachedit.strategy import Output, Site, Stack, Strategy
+from cachedit.strategy import Axes, Output, Site, Stack, Strategy
 from zoo.models import CASES, count_blocks
 
 PLACE = {name: k for k, name in enumerate(SOLVERS)}
@@ -38,7 +38,7 @@ PLACE = {name: k for k, name in enumerate(SOLVERS)}
 class Listening(FeatureStrategy, abstract=True):
     """Reads the polynomial, whatever it does with it. Abstract keeps it out of the registry."""
 
-    profile_arrays: ClassVar[tuple[str, ...]] = ("indicator_polynomial",)
+    profile_arrays: ClassVar[Axes] = {"indicator_polynomial": ("power",)}
 
 
 def clustered(clusters: Sequence[Any], solvers: Sequence[Any], **fields: Any) -> Profile:

@@ -261,7 +261,7 @@ def test_what_does_not_fit_is_refused_and_a_failed_pass_leaves_no_half_bank(
         network.attend(two, **step)
     with pytest.raises(ValueError, match="without keys of layer 0"):
         network.attend(KVBank(), **step)
-    monkeypatch.setattr(passes_module, "_attend", lambda *_: 1 / 0)
+    monkeypatch.setattr(passes_module, "attend", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         network.prefill(into=bank, **inputs)
     assert bank.layers == {}

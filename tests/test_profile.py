@@ -21,7 +21,7 @@ import cachedit
 from cachedit import Profile, ProfileError, Schedule
 from cachedit import profile as profiles
 from cachedit.feature.families import find_stack
-from cachedit.shipped import fingerprint, resolve, shipped
+from cachedit.shipped import MAGNITUDE, fingerprint, resolve, shipped
 from cachedit.strategies.auto import Auto
 from cachedit.strategy import Strategy
 from cachedit.text.probe import AGREEMENT
@@ -130,7 +130,7 @@ def damaged(path: str, value: Any) -> str:
         ("arrays.magnitude_ratio.cond", [1.0, 10**400, 0.8], "arrays.magnitude_ratio.cond"),
         ("arrays.magnitude_ratio.cond", [1.0, 0.0, 0.8], "arrays.magnitude_ratio.cond"),
         ("arrays.magnitude_ratio.cond", [1.0, -0.9, 0.8], "arrays.magnitude_ratio.cond"),
-        ("arrays.magnitude_ratio.uncond", [1.0, 0.9], "arrays"),
+        ("arrays.magnitude_ratio.uncond", [1.0, 0.9], "arrays.magnitude_ratio"),
         ("sigmas", [1.0, 0.5], "sigmas"),
         ("sigmas", [0.2, 0.6, 1.0], "sigmas"),
         ("sigmas", [1.0, float("nan"), 0.2], "sigmas"),
@@ -205,7 +205,7 @@ def test_300_mutated_files_load_or_raise_a_profile_error(tmp_path: Path) -> None
         path.write_bytes(mutated(random.Random(seed)).encode("utf-8", "surrogatepass"))
         try:
             profile = Profile.load(path)
-            profile.check_arrays(["magnitude_ratio"], "MagCache")
+            profile.check_arrays(MAGNITUDE, "MagCache")
             profile.check_fits({"class": "Tiny", "blocks": {"blocks": 4}, "width": 32})
         except ProfileError:
             continue
@@ -333,7 +333,7 @@ def test_a_profile_without_a_model_fits_every_model(tmp_path: Path) -> None:
 
 def test_missing_arrays_are_named() -> None:
     with pytest.raises(ProfileError, match=r"lacks drift, which Drifter reads; it holds magnitude_ratio"):
-        Profile.from_ratios([1.0]).check_arrays(["drift"], "Drifter")
+        Profile.from_ratios([1.0]).check_arrays({"drift": ("step",)}, "Drifter")
 
 
 # -- other schedules ----------------------------------------------------------------------------------------------

@@ -166,11 +166,11 @@ def test_several_for_several_models_are_named(folder: Path) -> None:
 def test_what_lacks_the_arrays_is_no_candidate(folder: Path) -> None:
     keep(folder / "mine.json", "FLUX.1-Kontext-dev", arrays={"drift": {"cond": [1.0, 2.0]}})
     assert resolve(None, FLUX, KONTEXT).name == "flux-kontext"
-    assert "drift" in resolve(None, FLUX, KONTEXT, arrays=["drift"]).arrays
+    assert "drift" in resolve(None, FLUX, KONTEXT, arrays={"drift": ("step",)}).arrays
     with pytest.raises(
         ProfileError, match=r"Drifter needs .* holds elsewhere.*Yours in .*: mine\..*--strategy Drifter"
     ):
-        resolve(None, FLUX, KONTEXT, "Drifter", ["elsewhere"])
+        resolve(None, FLUX, KONTEXT, "Drifter", {"elsewhere": ("step",)})
 
 
 # -- damaged files ------------------------------------------------------------------------------------------------

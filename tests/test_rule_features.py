@@ -6,7 +6,8 @@ import copy
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 
 import cachedit
 from cachedit import Profile, ProfileError, UnsupportedModelError
+from cachedit.strategy import Output, Site
 from zoo.draw import settle
 from zoo.models import CASES, Case, count_blocks
 from zoo.plain import PlainDenoiser, Stage
@@ -161,21 +163,36 @@ def test_rule_05_a_forecast_after_a_changed_input_draws_on_what_came_after_it(st
 # -- 6: shape, dtype, type ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class OfOutput(Scripted, abstract=True):
+    """Scripted, of the output."""
+
+    site: ClassVar[Site] = Output()
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("option", [{}, {"cache_dtype": torch.bfloat16}, {"cache_device": "cpu"}], ids=str)
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "autocast"])
+@pytest.mark.parametrize("option", [{}, {"cache_dtype": torch.float32}, {"cache_dtype": torch.bfloat16}], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "autocast", "bf16"])
+@pytest.mark.parametrize("strategy", [Scripted(compute=(0, 5)), OfOutput(compute=(0, 5))], ids=["stack", "output"])
 def test_rule_06_precision_modes_do_not_change_the_type_of_a_reused_output(
-    mode: type[AbstractContextManager[None]], option: dict[str, Any], autocast: bool
+    mode: type[AbstractContextManager[None]], option: dict[str, Any], precision: str, strategy: Scripted
 ) -> None:
     case = CASES["flux"]
-    model = case.build()
-    inputs, times = case.inputs(0, 2), [case.time(sigma, 2) for sigma in SIGMAS]
-    with mode(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-        plain = [model(**inputs, **time).sample for time in times]
-        attach(model, case, Scripted(compute=(0, 5)), **option)
-        outputs = [model(**inputs, **time).sample for time in times]
-    assert record_of(model).reused_steps
-    assert [(o.shape, o.dtype, o.device) for o in outputs] == [(o.shape, o.dtype, o.device) for o in plain]
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = case.build().to(dtype)
+    inputs = {k: x.to(dtype) if x.is_floating_point() else x for k, x in case.inputs(0, 2).items()}
+    calls = [{**case.time(sigma, 2), "return_dict": sigma > 0.5} for sigma in SIGMAS]
+
+    def told(output: Any) -> tuple[Any, ...]:
+        (x,) = output if isinstance(output, tuple) else (output.sample,)
+        return type(output), x.shape, x.dtype, x.device
+
+    with mode(), torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
+        plain = [told(model(**inputs, **call)) for call in calls]
+        attach(model, case, strategy, **option)
+        outputs = [told(model(**inputs, **call)) for call in calls]
+    assert record_of(model).computed_steps == [0, 5]
+    assert outputs == plain
 
 
 def test_rule_06_a_cache_in_half_the_bytes_holds_half_the_bytes() -> None:

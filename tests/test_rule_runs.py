@@ -89,7 +89,9 @@ def test_rule_02_a_pipeline_run_after_an_aborted_one_is_as_on_a_fresh_wrap(name:
     assert record_of(built.pipe).status == "finished"
 
 
-@pytest.mark.parametrize("strategy", [Scripted(compute=(0, 6)), Line(compute=(0, 1, 6))], ids=["plain", "line"])
+@pytest.mark.parametrize(
+    "strategy", [Scripted(compute=()), Scripted(compute=(0, 6)), Line(compute=(0, 1, 6))], ids=["none", "plain", "line"]
+)
 @pytest.mark.parametrize("calls", [2, 5, 9, 10])
 def test_rule_02_a_module_driven_by_hand_starts_anew_when_the_timestep_goes_back_up(
     strategy: FeatureStrategy, calls: int
@@ -99,6 +101,7 @@ def test_rule_02_a_module_driven_by_hand_starts_anew_when_the_timestep_goes_back
     drive(model, PLAIN, SIGMAS[:calls], seed=0)
     assert record_of(model).status == ("finished" if calls == STEPS else "aborted")
     assert equal_steps(drive(model, PLAIN, seed=1), expected) == [*range(STEPS)]
+    assert [step.index for step in record_of(model).steps] == [*range(STEPS)]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt], ids=["exception", "ctrl-c"])
@@ -251,7 +254,7 @@ def test_rule_04_a_batch_computes_what_its_samples_compute_alone(case: Case) -> 
     strategies = [
         name
         for name, cls in cachedit.strategies().items()
-        if getattr(cls, "profile_arrays", ()) == ("magnitude_ratio",)
+        if [*getattr(cls, "profile_arrays", ())] == ["magnitude_ratio"]
     ]
     for strategy in strategies:
         profile = Profile.from_ratios([1.0, 1.03] * 5)

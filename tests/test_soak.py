@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import json
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,12 @@ from test_threads_ranks import PATIENCE, REFUSAL, Thread, ranks
 from trials import rank_runs
 from trials.call_counts import STATIC, costs
 from trials.pipeline_runs import Turns
-from trials.profile_files import WHOLE, fuzz
+from trials.profile_files import ARRAYS, MODEL, STRATEGIES, TINY, fuzz, whole
 from trials.thread_runs import crowd
 
 import cachedit
-from cachedit import Profile, ProfileError, Schedule
+from cachedit import Profile, ProfileError
+from cachedit.calibration.measure import Measure
 from cachedit.feature.attachment import watch
 from cachedit.run import Step
 from zoo.built import Built
@@ -148,6 +150,7 @@ def test_2_ranks_decide_alike_over_random_schedules() -> None:
 def test_400_damaged_profiles_are_refused_or_valid(tmp_path: Path) -> None:
     found = fuzz(range(400), tmp_path)
     assert min(found["refused when it was read"], found["valid"]) > 50
+    assert found["refused when it was wrapped"] > 20
     assert found["slowest_cpu_s"] < 2
     assert found["forbidden_events"] == {}
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
@@ -164,7 +167,7 @@ def deep(depth: int) -> Any:
     ("changes", "message"),
     [
         ({"provenance": {"source": deep(400)}}, "field 'provenance' is nested more than 32 deep"),
-        ({"model": {**WHOLE["model"], "fingerprint": {"width": deep(400)}}}, "field 'model' is nested more than 32"),
+        ({"model": {**TINY["model"], "fingerprint": {"width": deep(400)}}}, "field 'model' is nested more than 32"),
         ({"arrays": {"a": {"all": deep(300)}}, "axes": {"a": ["step"] * 300}}, r"field 'axes\.a' names 300 axes"),
         (
             {
@@ -173,11 +176,31 @@ def deep(depth: int) -> Any:
             },
             r"field 'axes\.magnitude_ratio' names 2 axes; allowed: at most 1",
         ),
+        (
+            {"arrays": {"block_drift": {"cond": [0.1, 0.2], "uncond": [0.1]}}, "axes": {"block_drift": ["block"]}},
+            r"'arrays\.block_drift': rows have different lengths, 1 and 2; allowed: one for all branches",
+        ),
+        (
+            {"arrays": {"a": {"all": [1.0] * 3}, "b": {"all": [1.0] * 2}}, "axes": {"b": ["pair"]}},
+            r"rows over pairs have \[2\] entries; allowed: 3, one per pair of 3 steps",
+        ),
+        (
+            {"defaults": {"threshold": None}},
+            r"'defaults\.threshold' is null; allowed: a value of that option",
+        ),
     ],
-    ids=["deep provenance", "deep fingerprint", "many axes", "two axes of ratios"],
+    ids=[
+        "deep provenance",
+        "deep fingerprint",
+        "many axes",
+        "two axes of ratios",
+        "uneven branches",
+        "lost pairs",
+        "null",
+    ],
 )
 def test_what_fuzzing_found_is_refused(changes: dict[str, Any], message: str) -> None:
-    fields = {key: value for key, value in {**WHOLE, **changes}.items() if key not in ("schema", "branches")}
+    fields = {key: value for key, value in {**TINY, **changes}.items() if key not in ("schema", "branches")}
     with pytest.raises(ProfileError, match=message):
         Profile(**fields)
 
@@ -188,10 +211,75 @@ def test_provenance_as_deep_as_is_allowed_can_be_saved() -> None:
     assert Profile.from_json(profile.to_json()) == profile
 
 
-def test_a_table_of_errors_without_gaps_is_refused() -> None:
-    profile = Profile({"residual_error": {"cond": [0.0, 0.1, 0.2]}})
-    with pytest.raises(ProfileError, match=r"'arrays\.residual_error' lies over step; allowed: step, gap"):
-        profile.errors("residual_error", Schedule(3))
+def damaged(strategy: str, **changes: Any) -> Profile:
+    """What that strategy was calibrated with, but for some fields."""
+    return Profile.from_json(json.dumps(whole(strategy) | changes))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_array_over_the_wrong_axes_is_refused_at_the_wrap(strategy: str) -> None:
+    """Every array that the strategy reads, with an axis that it does not expect."""
+    good = whole(strategy)
+    for array, axes in cachedit.strategies()[strategy].profile_arrays.items():  # type: ignore[attr-defined]
+        wrong = [*axes[:-1], "wrong"]
+        profile = damaged(strategy, axes=good["axes"] | {array: wrong}, sigmas=None)
+        with pytest.raises(ProfileError, match=rf"{array}' lies over {', '.join(wrong)}; .* {', '.join(axes)}\."):
+            cachedit.wrap(MODEL, strategy, profile=profile)
+
+
+@pytest.mark.parametrize("strategy", ["hy_ca", "l2p", "le_mi_ca", "harmoni_ca"])
+def test_numbers_where_rows_should_be_are_refused_at_the_wrap(strategy: str) -> None:
+    """The files that fuzzing found: each array flat, or nested once more, and its axes likewise."""
+    good = whole(strategy)
+    for array, axes in cachedit.strategies()[strategy].profile_arrays.items():  # type: ignore[attr-defined]
+        flat = len(axes) > 1
+        rows = {key: [1.0 if flat else [1.0] for _ in row] for key, row in ARRAYS[array].items()}
+        changed = {array: [axes[0]] if flat else [*axes, "gap"]}
+        profile = damaged(strategy, arrays=good["arrays"] | {array: rows}, axes=good["axes"] | changed)
+        with pytest.raises(ProfileError, match=rf"{array}' lies over {', '.join(changed[array])}; .*Calibrate again"):
+            cachedit.wrap(MODEL, strategy, profile=profile)
+
+
+FRONTIER = ARRAYS["frontier"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "changes", "message"),
+    [
+        (
+            "mag_cache",
+            {"defaults": {"max_skip_steps": "x"}},
+            "says what cannot be: MagCache max_skip_steps='x'; allowed: an",
+        ),
+        ("auto", {"defaults": {"predictor": {}}}, r"says what cannot be: Auto predictor=\{\}; allowed: 'plain', "),
+        ("auto", {"frontier": {"steps": [5]}}, r"'arrays\.frontier' lacks nfe, .*it holds steps\. Calibrate again"),
+        (
+            "auto",
+            {"frontier": FRONTIER | {"predictor": [0, 9]}},
+            r"predictor' holds 9; allowed: integers from 0 to 4",
+        ),
+        ("auto", {"frontier": FRONTIER | {"nfe": [2, 2.5]}}, r"nfe' holds 2\.5; allowed: integers from 1 to inf\."),
+        (
+            "auto",
+            {"time": {"reused": [-0.1], "outside": [0]}},
+            r"time\.reused' holds -0\.1; allowed: numbers from 0",
+        ),
+        ("auto", {"residual_square": {"uncond": [1.0] * 5}}, r"residual_square' holds uncond; allowed: cond, as"),
+    ],
+)
+def test_what_cannot_have_been_calibrated_is_refused_at_the_wrap(
+    strategy: str, changes: dict[str, Any], message: str
+) -> None:
+    arrays = whole(strategy)["arrays"] | {name: table for name, table in changes.items() if name in ARRAYS}
+    profile = damaged(strategy, arrays=arrays, defaults=changes.get("defaults", {}))
+    with pytest.raises(ProfileError, match=message):
+        cachedit.wrap(MODEL, strategy, profile=profile)
+
+
+def test_strategies_read_arrays_over_the_axes_that_calibration_makes_them_over() -> None:
+    for name in STRATEGIES:
+        for array, axes in cachedit.strategies()[name].profile_arrays.items():  # type: ignore[attr-defined]
+            assert Measure.registry[array].makes[array] == axes
 
 
 # -- the cost of nothing ------------------------------------------------------------------------------------------

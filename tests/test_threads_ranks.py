@@ -218,7 +218,7 @@ import sys
 import cachedit
 import torch
 import torch.distributed as dist
-from cachedit import MagCache, Profile
+from cachedit import Profile
 from torch import nn
 
 class Block(nn.Module):
@@ -248,14 +248,18 @@ class Model(nn.Module):
             x = block(x, timestep)
         return x
 
-def main(rank, world, address):
+def main(rank, world, address, name):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     if world > 1:
         dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
     profile = Profile.from_ratios([1.0, 1.01, 1.02, 1.01, 1.03, 1.0, 0.98, 1.0, 1.05, 1.0])
     times = [1 - i / 10 for i in range(10)]
-    model = cachedit.wrap(Model().eval(), MagCache(threshold=0.05), profile=profile, timesteps=times)
+    options = {
+        "mag_cache": {"threshold": 0.05, "profile": profile},
+        "first_block_cache": {"threshold": 0.3, "process_group": dist.group.WORLD if world > 1 else None},
+    }[name]
+    model = cachedit.wrap(Model().eval(), name, timesteps=times, **options)
     x = torch.stack([torch.ones(4, 8), torch.randn(4, 8)])  # half 0 is static, half 1 volatile
     speed = torch.tensor([0.0, 1.0])[:, None, None].expand(2, 4, 1)
     x, speed = [(t.flatten(0, 1) if world == 1 else t[rank])[None] for t in (x, speed)]
@@ -269,7 +273,7 @@ def main(rank, world, address):
     return {"strip": run.strip(), "count": [block.count for block in model.blocks], "x": x[0].tolist()}
 
 if __name__ == "__main__":
-    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])))
+    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])))
 '''
 
 
@@ -305,14 +309,17 @@ def ranks(script: Path, *arguments: str, world: int = 2, patience: float = 240) 
     return [json.loads(out.decode().splitlines()[-1]) for out, _ in outputs]
 
 
-def test_b38_ranks_decide_alike_and_as_one_process_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["mag_cache", "first_block_cache"])
+def test_b38_ranks_decide_alike_and_as_one_process_does(strategy: str, tmp_path: Path) -> None:
     """Half of the tokens on each rank, all_gather inside every block: ranks that disagree would hang."""
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")
-    whole, halves = runpy.run_path(str(script))["main"](0, 1, ""), ranks(script)
+    whole, halves = runpy.run_path(str(script))["main"](0, 1, "", strategy), ranks(script, strategy)
     assert {"■", "□"} == set(whole["strip"])
     assert [half["strip"] for half in halves] == [whole["strip"]] * 2
-    assert [half["count"] for half in halves] == [whole["count"]] * 2 == [[whole["strip"].count("■")] * 3] * 2
+    computed, total = whole["strip"].count("■"), len(whole["strip"])
+    first = total if strategy == "first_block_cache" else computed  # the block that is listened to runs at every step
+    assert [half["count"] for half in halves] == [whole["count"]] * 2 == [[first, computed, computed]] * 2
     torch.testing.assert_close(
         torch.tensor(halves[0]["x"] + halves[1]["x"]), torch.tensor(whole["x"]), rtol=1e-5, atol=1e-5
     )

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from cachedit.profile import Profile
     from cachedit.strategy import Strategy
 
-OF_FRONTIER = ("frontier", "time")  # the arrays that a profile gets when its frontier is measured
-
 
 def add_measuring(parser: Parser) -> None:
     """The model, where its profile goes, and how it is measured."""
@@ -246,6 +244,7 @@ def _fingerprint(pipe: Any) -> dict[str, Any]:
 def _arrays(strategy: Any) -> set[str]:
     """The arrays that a calibration for a strategy makes: what it reads, and what is measured along with that."""
     from cachedit.calibration.measure import Measure
+    from cachedit.frontier import OF_FRONTIER
     from cachedit.strategies.auto import Auto
 
     read = (*getattr(strategy, "profile_arrays", ()), *getattr(strategy, "also_calibrated", ()))

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cachedit.cli.measuring import OF_FRONTIER, Measuring, add_measuring
+from cachedit.cli.measuring import Measuring, add_measuring
 from cachedit.cli.parser import Parser, positive, print_json
 from cachedit.cli.targets import add_targets, target_of
 from cachedit.run import Run
@@ -115,13 +115,14 @@ def _found(measuring: Measuring) -> Source:
     from cachedit import user_profiles
     from cachedit.feature.attachment import find_denoisers
     from cachedit.feature.families import block_lists
+    from cachedit.frontier import OF_FRONTIER
     from cachedit.shipped import fingerprint, resolve
     from cachedit.solver import ARRAYS
 
     denoisers = list(find_denoisers(measuring.pipe).values())
     prints = fingerprint(denoisers[0], block_lists(denoisers[0]), len(denoisers))
     called = str(getattr(measuring.pipe.config, "_name_or_path", "") or "")
-    profile = resolve(None, prints, called, "Auto", (*ARRAYS, *OF_FRONTIER))
+    profile = resolve(None, prints, called, "Auto", {**ARRAYS, **OF_FRONTIER})
     own = next((entry.path for entry in user_profiles.stored() if entry.profile is profile), None)
     return Source(profile, str(own or profile.name), "found among yours" if own else "shipped")
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cachedit.conditions.bank import KVBank, Pair
+from cachedit.processors import attend
 
 
 @dataclass
@@ -106,8 +107,8 @@ def attended(
         k = torch.cat([k, *(keys for keys, _ in kept)], 1)
         v = torch.cat([v, *(values for _, values in kept)], 1)
     if now.isolated:
-        return torch.cat([_attend(q[:, :text], k, v, mask, backend), _attend(q[:, text:], *image, None, backend)], 1)
-    found = _attend(q, k, v, mask, backend)
+        return torch.cat([attend(q[:, :text], k, v, backend, mask), attend(q[:, text:], *image, backend)], 1)
+    found = attend(q, k, v, backend, mask)
     if now.anchor is None or now.anchored is None or layer not in now.anchor.layers:
         return found
     rows = now.anchored.to(q.device) + text
@@ -123,7 +124,7 @@ def _anchored(
         mask = mask[..., : k.shape[1]] if mask.shape[-2] == 1 else mask[..., rows, : k.shape[1]]
     mask = _widened(mask, k, anchor[0].shape[1], 0.0)
     keys, values = (torch.cat(x, 1) for x in zip((k, v), anchor, strict=True))
-    return _attend(q[:, rows], keys, values, mask, backend)
+    return attend(q[:, rows], keys, values, backend, mask)
 
 
 def _widened(mask: torch.Tensor | None, k: torch.Tensor, more: int, bias: float) -> torch.Tensor | None:
@@ -137,9 +138,3 @@ def _widened(mask: torch.Tensor | None, k: torch.Tensor, more: int, bias: float)
     new = torch.ones if mask.dtype == torch.bool else torch.zeros
     columns = new(*mask.shape[:-1], more, dtype=mask.dtype, device=mask.device)
     return torch.cat([mask, columns if mask.dtype == torch.bool else columns + bias], -1)
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, backend: Any) -> torch.Tensor:
-    from diffusers.models.attention_dispatch import dispatch_attention_fn
-
-    return dispatch_attention_fn(q, k, v, attn_mask=mask, dropout_p=0.0, is_causal=False, backend=backend)

@@ -26,7 +26,7 @@ from cachedit.evaluate.shot import Shot
 from cachedit.evaluate.taking import judge, take
 from cachedit.evaluate.time_shares import time_shares
 from cachedit.feature.attachment import find_denoisers
-from cachedit.frontier import QUALITIES
+from cachedit.frontier import OF_FRONTIER, QUALITIES
 from cachedit.paths import CRITERIA
 from cachedit.profile import Profile
 from cachedit.solver import PREDICTORS, Solver
@@ -277,7 +277,7 @@ def _stored(profile: Profile, measured: Sequence[dict[str, Any]], sweep: Sweep) 
     return replace(
         profile,
         arrays=arrays,
-        axes=profile.axes | {"frontier": ["budget"], "time": ["value"]},
+        axes=profile.axes | {array: [*axes] for array, axes in OF_FRONTIER.items()},
         provenance=profile.provenance | {"frontier": told},
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from cachedit.errors import UnsupportedModelError
+from cachedit.errors import ProfileError, UnsupportedModelError
 from cachedit.feature.clock import Clock
 from cachedit.feature.families import block_lists, family
 from cachedit.feature.network import check_sites
@@ -49,7 +49,7 @@ def prepare(
         chosen = resolve(profile, prints, str(called), name, strategy.needed_arrays or strategy.profile_arrays)
     elif profile is not None:
         raise TypeError(f"{name} reads no profile; drop profile={str(profile)[:80]!r}")
-    configured = strategy.configured(chosen)
+    configured = _configured(strategy, chosen)
     for module in inner:
         check_sites(module, configured, options.blocks)  # the profile may have said what is cached
     clock = Clock(options.timesteps, options.num_inference_steps, rows[0].ascending, strategy.needs_response)
@@ -59,6 +59,21 @@ def prepare(
         session.check_schedule(type(target).__name__)
     session.runners = [Runner(module, expert, session) for expert, module in denoisers.items()]
     return session
+
+
+def _configured(strategy: FeatureStrategy, profile: Profile | None) -> FeatureStrategy:
+    """The strategy with its open options filled in; the profile may recommend what is impossible."""
+    try:
+        return strategy.configured(profile)
+    except ProfileError:
+        raise
+    except ValueError as error:
+        if profile is None:
+            raise
+        raise ProfileError(
+            f"profile {profile.name or 'without a name'} says what cannot be: {error}. Calibrate again, correct its "
+            "field 'defaults', or give the option to wrap."
+        ) from error
 
 
 def find_denoisers(target: Any) -> dict[str, nn.Module]:

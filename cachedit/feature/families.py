@@ -7,6 +7,7 @@ stream, and the names in its return statement give the order. A row below says o
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Sequence
@@ -194,6 +195,7 @@ def _is_text(name: str) -> bool:
     return name.startswith("encoder") or "text" in name or "context" in name
 
 
+@functools.lru_cache
 def _returned_names(forward: object) -> tuple[str, ...] | None:
     """Names in the return statement: one entry for a bare tensor, several for a tuple, None if it does not tell.
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from cachedit.borrowed import borrowed
 from cachedit.text.state import DecodeState
 
 NAME = "cachedit"  # of this attention among those of transformers
@@ -69,9 +70,7 @@ def attention_of(config: Any) -> Iterator[None]:
     if _listener.get() is None:
         yield
         return
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
+    borrowed("transformers.modeling_utils", "ALL_ATTENTION_FUNCTIONS").register(NAME, _attention)
     before = config._attn_implementation
     config._attn_implementation = NAME
     try:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from cachedit.borrowed import borrowed
 from cachedit.video.network import check_model
 
 T = TypeVar("T", bound=nn.Module)
@@ -101,9 +102,7 @@ def _named(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         if all(name.startswith(prefix) for name in weights):
             weights = {name.removeprefix(prefix): x for name, x in weights.items()}
     if any(part in name for name in weights for part in ORIGINAL):
-        from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers
-
-        weights = convert_wan_transformer_to_diffusers(weights)
+        weights = borrowed("diffusers.loaders.single_file_utils", "convert_wan_transformer_to_diffusers")(weights)
     return weights
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from cachedit.borrowed import borrowed
 from cachedit.errors import UnsupportedModelError
 
 
@@ -21,6 +22,7 @@ class StreamingDecoder:
 
     Raises:
         UnsupportedModelError: another autoencoder.
+        ImportError: this release of diffusers lacks a part of it (``cachedit.borrowed``).
     """
 
     def __init__(self, vae: Any) -> None:
@@ -32,6 +34,8 @@ class StreamingDecoder:
                 f"{type(vae).__name__} cannot decode a stream. Allowed: AutoencoderKLWan, or an autoencoder with "
                 "config.scale_factor_temporal 1. Ask for output_type='latent' and decode at the end."
             )
+        if self._causal and vae.config.patch_size is not None:
+            self._unpatchify = borrowed("diffusers.models.autoencoders.autoencoder_kl_wan", "unpatchify")
         self.reset()
 
     def reset(self) -> None:
@@ -59,9 +63,7 @@ class StreamingDecoder:
         self._features, self.decoded = features, self.decoded + z.shape[2]
         frames = torch.cat(found, 2)
         if vae.config.patch_size is not None:
-            from diffusers.models.autoencoders.autoencoder_kl_wan import unpatchify
-
-            frames = unpatchify(frames, patch_size=vae.config.patch_size)
+            frames = self._unpatchify(frames, patch_size=vae.config.patch_size)
         return frames.clamp(-1.0, 1.0)
 
     def state_dict(self) -> dict[str, Any]:

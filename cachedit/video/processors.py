@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cachedit.processors import Processor
+from cachedit.processors import Processor, attend
 from cachedit.video.opening import Opening
 from cachedit.video.ring import RollingKVCache
 
@@ -86,7 +86,7 @@ class RingSelfAttention(Processor[Current]):
                 pass
             return hidden_states  # nothing follows that is kept
         found = [
-            _attend(queries, keys, values, self._attention_backend)
+            attend(queries, keys, values, self._attention_backend)
             for queries, keys, values in branch.cache.read(self.layer, opening, q, k, v)
         ]
         return _out(attn, found[0] if len(found) == 1 else torch.cat(found, 1))
@@ -116,7 +116,7 @@ class TextCrossAttention(Processor[Current]):
                 k, v = attn.to_k(encoder_hidden_states), attn.to_v(encoder_hidden_states)
             branch.text[self.layer] = _heads(attn, attn.norm_k(k)), _heads(attn, v)
         q = _heads(attn, attn.norm_q(attn.to_q(hidden_states)))
-        return _out(attn, _attend(q, *branch.text[self.layer], self._attention_backend))
+        return _out(attn, attend(q, *branch.text[self.layer], self._attention_backend))
 
 
 def _projected(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -129,12 +129,6 @@ def _projected(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
 
 def _heads(attn: Any, x: torch.Tensor) -> torch.Tensor:
     return x.unflatten(2, (attn.heads, -1))  # [B, N, H, D]
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: Any) -> torch.Tensor:
-    from diffusers.models.attention_dispatch import dispatch_attention_fn
-
-    return dispatch_attention_fn(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, backend=backend)
 
 
 def _out(attn: Any, x: torch.Tensor) -> torch.Tensor:

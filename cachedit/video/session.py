@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cachedit.borrowed import borrowed
 from cachedit.video.decoder import StreamingDecoder, encoded
 from cachedit.video.network import CausalNetwork
 from cachedit.video.noise import Noise
@@ -41,8 +42,7 @@ class VideoSession:
         Raises:
             TypeError, ValueError: an argument that is not known or cannot be (``Request``).
         """
-        from diffusers.pipelines.wan.pipeline_output import WanPipelineOutput
-
+        made = borrowed("diffusers.pipelines.wan.pipeline_output", "WanPipelineOutput")
         if arguments.get("seconds") is None:
             arguments.setdefault("num_frames", FRAMES)
         stream, parts = self.stream(pipe, prompt, **arguments), []
@@ -54,7 +54,7 @@ class VideoSession:
         finally:
             stream.close()
         frames = _joined(parts, arguments.get("output_type", "np"))
-        return WanPipelineOutput(frames=frames) if return_dict else (frames,)
+        return made(frames=frames) if return_dict else (frames,)
 
     def stream(self, pipe: Any, prompt: Any = None, *, state: dict[str, Any] | None = None, **arguments: Any) -> Stream:
         """Chunks of a video as they are made; with ``state`` those that follow where it was taken.

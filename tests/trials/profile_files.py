@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import itertools
+import dataclasses
 import json
 import math
 import random
@@ -16,10 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 import cachedit
-from cachedit import Profile, ProfileError, Schedule
+from cachedit import Profile, ProfileError
+from zoo.models import CASES
 
 TINY: dict[str, Any] = {
     "schema": 1,
@@ -37,16 +36,70 @@ TINY: dict[str, Any] = {
     "date": "2026-11-30",
     "command": "cachedit calibrate",
 }
-WHOLE: dict[str, Any] = TINY | {
-    "arrays": {
-        **TINY["arrays"],
-        "residual_error": {"cond": [[0.0, 0.1, 0.2], [0.0, 0.2, 0.3], [0.0, 0.1, 0.4]]},
-        "indicator_polynomial": {"all": [0.0, 0.0, 0.0, 1.0, 0.0]},
+STEPS, BLOCKS, WIDTH = 5, 4, 32  # of the calibration, and of the model
+TABLE = [[0.01 * gap * (1 + 0.1 * step) for gap in range(4)] for step in range(STEPS)]
+ARRAYS: dict[str, dict[str, list[Any]]] = {
+    "magnitude_ratio": {"cond": [1.0, 0.9, 0.8, 0.9, 1.1], "uncond": [1.0, 0.7, 0.6, 0.7, 0.9]},
+    "residual_error": {"cond": TABLE, "uncond": TABLE},
+    "output_error": {"cond": TABLE},
+    "module_error": {"attn": TABLE, "mlp": TABLE},
+    "amplification": {"all": [1.0, 2.0, 3.0, 2.0, 1.0]},
+    "sensitivity": {"all": [1.0, 2.0, 3.0, 2.0, 1.0]},
+    "response": {"all": [0.2] * STEPS},
+    "residual_distance": {"cond": [1e-4 * (j - i) ** 2 for i in range(STEPS) for j in range(i + 1, STEPS)]},
+    "residual_square": {"cond": [1.0] * STEPS},
+    "frontier": {
+        "steps": [5, 5], "nfe": [2, 3], "predictor": [0, 1], "criterion": [0, 1], "cost": [0.2, 0.1],
+        "psnr": [30.0, 33.0], "psnr_spread": [1.0, 2.0],
     },
-    "axes": {"residual_error": ["step", "gap"], "indicator_polynomial": ["power"]},
+    "time": {"reused": [0.1], "outside": [0.5], "keeping": [0.01]},
+    "step_scale": {"all": [1.0] * STEPS},
+    "correction_mask": {"all": [1, 0, 0, 1, 0]},
+    "correction_scale": {"": [[1.0], [1.1], [1.0], [1.2], [1.0]]},
+    "correction_shift": {"": [[0.0], [0.1], [0.0], [0.2], [0.0]]},
+    "indicator_polynomial": {"all": [0.0, 0.0, 0.0, 1.0, 0.0]},
+    "channel_cluster": {"all": [k % 3 for k in range(WIDTH)]},
+    "cluster_solver": {"all": [0, 1, 2]},
+    "block_drift": {"cond": [0.1 * k for k in range(BLOCKS)], "uncond": [0.2] * BLOCKS},
+    "forecast_weights": {"all": [[0.0, 0.5, 0.5]] * STEPS},
+    "router": {"mlp": [[1.0] * BLOCKS, *[[0.0, 1.0, 0.0, 0.05]] * (STEPS - 1)]},
+    "impact": {str(k): [1.0 + k] * STEPS for k in range(3)},
+}  # fmt: skip
+AXES = {
+    "residual_distance": ["pair"], "frontier": ["budget"], "time": ["value"], "indicator_polynomial": ["power"],
+    "channel_cluster": ["channel"], "cluster_solver": ["cluster"], "block_drift": ["block"],
+    "forecast_weights": ["step", "term"], "router": ["step", "module"],
+    **dict.fromkeys(["residual_error", "output_error", "module_error"], ["step", "gap"]),
+    **dict.fromkeys(["correction_scale", "correction_shift"], ["step", "channel"]),
+}  # fmt: skip
+BESIDE = {
+    "auto": ["frontier", "time", "response"],
+    "mix_cache": ["magnitude_ratio"],
+}  # read too, or there to be swapped
+WAN = CASES["wan"]
+MODEL = WAN.build()
+STRATEGIES = sorted(name for name, cls in cachedit.strategies().items() if getattr(cls, "profile_arrays", ()))
+DEFAULTS = {"auto": {"terms": 2}, "ertacache": {"threshold": 0.03}, "cache_quant": {"interval": 4}}
+CALIBRATED: dict[str, Any] = TINY | {
+    "model": {
+        "class": "WanTransformer3DModel",
+        "fingerprint": {"blocks": {"blocks": BLOCKS}, "width": WIDTH},
+        "names": ["me"],
+    },
+    "sigmas": [1.0, 0.8, 0.6, 0.4, 0.2],
 }
-FINGERPRINT = {"class": "Tiny", "blocks": {"blocks": 4}, "width": 32}
-SCHEDULES = (Schedule(7, sigmas=tuple(np.linspace(1, 0.1, 7).tolist())), Schedule(1, sigmas=(1.0,)), Schedule(5))
+
+
+def whole(strategy: str) -> dict[str, Any]:
+    """A profile for the strategy, and with an array or two that others read."""
+    arrays = [*cachedit.strategies()[strategy].profile_arrays, *BESIDE.get(strategy, ["residual_error"])]  # type: ignore[attr-defined]
+    return CALIBRATED | {
+        "strategy": strategy,
+        "arrays": {name: ARRAYS[name] for name in arrays},
+        "axes": {name: AXES[name] for name in arrays if name in AXES},
+        "defaults": DEFAULTS.get(strategy, {}),
+    }
+
 
 HARM = "__import__('os').system('touch harm')"
 JUNK: list[Any] = [
@@ -64,13 +117,15 @@ FORBIDDEN = (
 )  # fmt: skip
 
 
-def mutated(draw: random.Random) -> bytes:
-    """The whole profile with nodes replaced, removed, repeated or wrapped, with characters or bytes changed, or cut."""
-    data = copy.deepcopy(WHOLE)
-    for _ in range(draw.randrange(4)):
+def mutated(profile: dict[str, Any], draw: random.Random) -> bytes:
+    """The profile reshaped, with nodes replaced, removed or repeated, with characters or bytes changed, or cut."""
+    data = json.loads(json.dumps(profile))
+    if draw.random() < 0.4:
+        draw.choice((_reshape, _recommend))(data, draw)
+    for _ in range(draw.randrange(3)):
         _change(data, draw)
     text = list(json.dumps(data))
-    if draw.random() < 0.4:
+    if draw.random() < 0.2:
         for _ in range(draw.randrange(1, 4)):
             place = draw.randrange(len(text))
             text[place : place + draw.randrange(3)] = draw.choice(PIECES)
@@ -79,10 +134,10 @@ def mutated(draw: random.Random) -> bytes:
         opening, closing = draw.choice((("[", "]"), ('{"a": ', "}")))
         whole = whole.replace(f'"{DEEP}{depth}"', opening * depth + "1.0" + closing * depth)
     raw = bytearray(whole.encode("utf-8", "surrogatepass"))
-    if draw.random() < 0.2:
+    if draw.random() < 0.1:
         for _ in range(draw.randrange(1, 4)):
             raw[draw.randrange(len(raw))] = draw.randrange(256)
-    if draw.random() < 0.1:
+    if draw.random() < 0.05:
         del raw[draw.randrange(len(raw)) :]
     return bytes(raw)
 
@@ -112,9 +167,9 @@ def _change(data: dict[str, Any], draw: random.Random) -> None:
         data.setdefault("axes", {})
         if isinstance(data["axes"], dict):
             axis = draw.choice((["step"], ["step", "gap"], ["budget"], ["a"] * 500, f"{DEEP}300"))
-            data["axes"][draw.choice(["magnitude_ratio", "residual_error", "other"])] = axis
+            data["axes"][draw.choice([*_names(data), "other"])] = axis
     else:
-        node[key] = draw.choice(JUNK)
+        node[key] = copy.deepcopy(draw.choice(JUNK))
 
 
 def _change_numbers(data: dict[str, Any], draw: random.Random) -> None:
@@ -130,7 +185,7 @@ def _change_numbers(data: dict[str, Any], draw: random.Random) -> None:
 
 def _swap_tables(data: dict[str, Any], draw: random.Random) -> None:
     """Give a table the name of another one, and perhaps its axes."""
-    names = draw.sample(["magnitude_ratio", "residual_error", "indicator_polynomial"], 2)
+    names = draw.sample([*_names(data), "other", "another"], 2)
     for key in ("arrays", "axes")[: draw.choice((1, 2))]:
         tables = data.get(key)
         if isinstance(tables, dict):
@@ -138,12 +193,54 @@ def _swap_tables(data: dict[str, Any], draw: random.Random) -> None:
             data[key] = {swapped.get(name, name): table for name, table in tables.items()}
 
 
-def use(path: Path) -> str:
-    """Load a profile and take from it what runs take; tells what came of it.
+def _reshape(data: dict[str, Any], draw: random.Random) -> None:
+    """Give a table an axis more or one less, another length, other keys, or fewer of them."""
+    name = draw.choice([*data["arrays"]])
+    table, axes = data["arrays"][name], data["axes"].get(name, ["step"])
+    kind = draw.randrange(7)
+    if kind == 0:
+        data["axes"][name] = [*axes, draw.choice(["step", "gap", "term"])]
+        changed = {key: [[value] for value in row] for key, row in table.items()}
+    elif kind == 1:
+        data["axes"][name] = axes[:1]
+        changed = {key: [_first(value) for value in row] for key, row in table.items()}
+    elif kind == 2:
+        cut = draw.randrange(1, 4)
+        changed = {key: row[:cut] for key, row in table.items()}
+    elif kind == 3:
+        changed = {key: row[k:] for k, (key, row) in enumerate(table.items())}
+    elif kind == 4:
+        changed = {
+            key: [value * 3 if isinstance(value, list) else value for value in row] for key, row in table.items()
+        }
+    elif kind == 5:
+        changed = {draw.choice(["cond", "mlp", "0", "x"]): row for row in table.values()}
+    else:
+        changed = dict([*table.items()][1:])
+    data["arrays"][name] = changed
+
+
+def _first(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def _recommend(data: dict[str, Any], draw: random.Random) -> None:
+    """Recommend something for an option of the strategy."""
+    options = [field.name for field in dataclasses.fields(cachedit.strategies()[data["strategy"]])]
+    data["defaults"] = {draw.choice(options): copy.deepcopy(draw.choice([*JUNK, *NUMBERS, 2, 3]))}
+
+
+def _names(data: dict[str, Any]) -> list[str]:
+    """Those of the tables, if they are still there."""
+    return [*data["arrays"]] if isinstance(data.get("arrays"), dict) else []
+
+
+def use(path: Path, strategy: str, steps: int = STEPS) -> str:
+    """Load a profile, wrap a model with it and run that; tells what came of it.
 
     Raises:
         AssertionError: what was loaded is not valid after all.
-        Exception: anything but a ProfileError, or a ValueError that cachedit itself raises, is a fault.
+        Exception: anything but a ProfileError at the wrap, or later a ValueError that cachedit raises, is a fault.
     """
     try:
         profile = Profile.load(path)
@@ -151,28 +248,20 @@ def use(path: Path) -> str:
         return "refused when it was read"
     assert Profile.from_json(profile.to_json()) == profile, "what is saved is not what was loaded"
     try:
-        profile.check_fits(FINGERPRINT)
-        for schedule, array in itertools.product(SCHEDULES, profile.arrays):
-            _consult(profile, array, schedule)
+        cachedit.wrap(MODEL, strategy, profile=profile, num_inference_steps=steps, few_step_guard=False)
+    except ProfileError:
+        return "refused when it was wrapped"
+    try:
+        for k in range(steps):
+            WAN.call(MODEL, 1 - k / steps)
     except ValueError as error:
         *_, last = traceback.extract_tb(error.__traceback__)
-        if Path(last.filename).parent != Path(cachedit.__file__).parent:
+        if not (last.line or "").startswith("raise "):
             raise
-        return "refused when it was used"
+        return "refused when it was run"
+    finally:
+        cachedit.unwrap(MODEL)
     return "valid"
-
-
-def _consult(profile: Profile, array: str, schedule: Schedule) -> None:
-    if array == "magnitude_ratio":
-        for rule in ("sigma", "nearest"):
-            for row in profile.magnitude_ratios(schedule, rule).values():  # type: ignore[arg-type]
-                assert len(row) == schedule.num_steps
-                assert all(0 < ratio < math.inf for ratio in row)
-    elif array == "residual_error":
-        profile.errors(array, schedule)
-    if profile.axes.get(array, ["step"])[0] == "step":
-        rows = profile.rows(array, schedule).values()
-        assert {len(row) for row in rows} == {schedule.num_steps}
 
 
 class Watch:
@@ -211,16 +300,20 @@ def fuzz(seeds: Sequence[int], folder: Path) -> dict[str, Any]:
         AssertionError: something else than an error of cachedit or a valid profile; tells seed and contents.
     """
     path, found, slowest, watch = folder / "a.json", Counter[str](), 0.0, Watch()
-    path.write_text(json.dumps(WHOLE))
-    assert use(path) == "valid"  # and everything that is imported late has been imported
+    for strategy in STRATEGIES:
+        path.write_text(json.dumps(whole(strategy)))
+        assert use(path, strategy) == "valid", strategy  # and everything that is imported late has been imported
     for seed in seeds:
-        path.write_bytes(mutated(random.Random(seed)))
+        draw = random.Random(seed)
+        strategy, steps = draw.choice(STRATEGIES), draw.choice((STEPS, STEPS, 7))
+        path.write_bytes(mutated(whole(strategy), draw))
         began = time.thread_time()
         try:
             with watch, warnings.catch_warnings():
                 warnings.simplefilter("error")
-                found[use(path)] += 1
+                warnings.filterwarnings("ignore", message="cachedit: ")
+                found[use(path, strategy, steps)] += 1
         except Exception as error:
-            raise AssertionError(f"seed {seed}: {error!r}, file {path.read_bytes()[:3000]!r}") from error
+            raise AssertionError(f"seed {seed}, {strategy}: {error!r}, file {path.read_bytes()[:3000]!r}") from error
         slowest = max(slowest, time.thread_time() - began)
     return {"files": len(seeds), **found, "slowest_cpu_s": slowest, "forbidden_events": dict(watch.heard)}
