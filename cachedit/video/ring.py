@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cachedit.kernels.registration import run_on
+from cachedit.kernels.row_attention import Projected, Reading, keep, rotated
+from cachedit.kernels.spans import load, store
 from cachedit.video.opening import Block, Opening, Plan
 from cachedit.video.options import check_window
 from cachedit.video.places import Places, joined
-from cachedit.video.rope import Turn, VideoRope, rotated
+from cachedit.video.rope import Turn, VideoRope
 from cachedit.video.rows import Rows
 
 Evicted = Callable[["RollingKVCache", "list[int]"], None]
@@ -142,46 +146,49 @@ class RollingKVCache:
         """End a pass that has gone through every layer: its committed frames are final."""
         self.done = max(self.done, opening.committed)
 
-    def read(
-        self, layer: int, opening: Opening, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def read(self, layer: int, opening: Opening, given: Projected) -> Iterator[Reading]:
         """Write what a layer keeps of a pass and give, block by block, what it attends with and to.
 
         Args:
             layer: number of the layer.
             opening: of this pass.
-            q, k, v: of all frames of the pass, before the position embedding, [B, N, H, D].
-
-        Yields:
-            Rotated queries [B, n, H, D] of a block, and the keys and values [B, m, H, D] they attend to.
+            given: queries, keys and values of all frames of the pass, before the position embedding.
         """
-        relative = self.rope == "relative"
-        raw = k
+        if self._raw is not None and opening.blocks[0].start < self.sink:
+            given = given.normed()
+        raw, relative, cache = given.k, self.rope == "relative", self._rows.layer(layer)
         if not relative:
-            turn = self._turn(opening.frames, k)
-            q, k = rotated(q, turn), rotated(k, turn)
+            given = replace(given, turn=self._turn(opening.frames, given.k))
+        if not (run_on(given.q) and all(block.in_place for block in opening.blocks)):
+            given = given.turned()  # at once; else each block is, as it is written
         for block in opening.blocks:
-            own = block.tokens
+            own = given[block.tokens]
+            queries = own.q
             if block.committed or block.in_place:
-                self._rows.write(layer, block.own, k[:, own], v[:, own])
-                self._keep_raw(layer, block, raw[:, own])
+                queries = keep(own, cache, self._rows.spans(block.own))
+                self._keep_raw(layer, block, raw[:, block.tokens])
             if self._raw is not None:
                 self._turn_anchors(layer, block)
             if block.in_place:
-                yield (q[:, own], *self._rows.read(layer, [block.whole])[0])
+                yield Reading(queries, cache, self._rows.spans([block.whole]))
                 continue
-            parts = [*self._rows.read(layer, block.past), (k[:, block.fresh], v[:, block.fresh])]
-            keys, values = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-            queries = q[:, own]
-            if relative:
-                keys = rotated(keys, self._turn(block.places, keys))
-                queries = rotated(queries, self._turn(block.places[-(queries.shape[1] // self.tokens) :], keys))
-            yield queries, keys, values
+            reading = Reading(
+                queries, cache, self._rows.spans(block.past), (given.k[:, block.fresh], given.v[:, block.fresh])
+            )
+            yield self._relative(block, reading) if relative else reading
+
+    def _relative(self, block: Block, reading: Reading) -> Reading:
+        """Everything that is attended to, rotated at places that are counted from 0."""
+        keys, values = reading.gathered()
+        queries = rotated(reading.q, self._turn(block.places[-(reading.q.shape[1] // self.tokens) :], keys))
+        return replace(reading, q=queries, spans=(), fresh=(rotated(keys, self._turn(block.places, keys)), values))
 
     def frames(self, layer: int, numbers: Iterable[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, rotated as they are kept, and values [B, n * tokens, H, D] of committed frames that are in the ring."""
-        parts = self._rows.read(layer, self._places.runs(numbers))
-        keys, values = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+        cache, spans = self._rows.layer(layer), self._rows.spans(self._places.runs(numbers))
+        keys, values = (
+            torch.cat(x, 1) for x in zip(*(load(cache, span, self._rows.dtype) for span in spans), strict=True)
+        )
         return keys, values
 
     def pin(self, frames: Iterable[int]) -> None:
@@ -270,7 +277,7 @@ class RollingKVCache:
         rows = torch.cat([self._raw[layer, :, self._rows.span((at, at + 1))] for at in anchors], 1)
         keys = rotated(rows, self._turn(range(block.first - len(anchors), block.first), rows))
         places = [*(self._places.slot(frame) for frame in range(self.sink)), *slots]
-        self._rows.write(layer, joined(places), keys, None)
+        store(self._rows.layer(layer), self._rows.spans(joined(places)), keys, None)
         self._turned[layer] = wanted
 
     def _evict(self, end: int) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
 from cachedit.kernels import KVCache
+from cachedit.kernels.spans import Span, load
 
 FORMATS = {None: None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
-LARGEST_FP8 = 448.0  # beyond it the cast gives NaN
-LEAST_STEP = 1e-8  # of int8: a row of zeros must not divide by zero
 
 
 class Rows:
@@ -45,47 +46,17 @@ class Rows:
         """Rows of a run of slots."""
         return slice(run[0] * self.tokens, run[1] * self.tokens)
 
-    def write(self, layer: int, runs: list[tuple[int, int]], k: torch.Tensor | None, v: torch.Tensor | None) -> None:
-        """Keep keys and values [B, N, H, D], whose frames go to the slots of ``runs`` in turn; None writes none."""
-        for x, (buffer, scale) in zip((k, v), self._pairs(), strict=True):
-            if x is None:
-                continue
-            start = 0
-            for run in runs:
-                rows = self.span(run)
-                part = x[:, start : start + rows.stop - rows.start]
-                start += part.shape[1]
-                if scale is not None:
-                    wide = part.to(torch.promote_types(part.dtype, torch.float32))
-                    step = (wide.abs().amax(-1) / 127).clamp_min(LEAST_STEP)
-                    part = (wide / step[..., None]).round()
-                    scale[layer, :, rows] = step.to(scale.dtype)
-                elif buffer.dtype == torch.float8_e4m3fn:
-                    part = part.clamp(-LARGEST_FP8, LARGEST_FP8)
-                buffer[layer, :, rows] = part.to(buffer.dtype)
-
-    def read(self, layer: int, runs: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values [B, N, H, D] of every run; views where nothing has to be turned back."""
-        return [(self._read(0, layer, run), self._read(1, layer, run)) for run in runs]
+    def spans(self, runs: Iterable[tuple[int, int]]) -> list[Span]:
+        """Rows of runs of slots."""
+        return [(start * self.tokens, stop * self.tokens) for start, stop in runs]
 
     def keys(self, layer: int, run: tuple[int, int]) -> torch.Tensor:
         """Keys [B, N, H, D] of a run."""
-        return self._read(0, layer, run)
+        [span] = self.spans([run])
+        return load(self.layer(layer), span, self.dtype)[0]
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot onto another in all layers."""
         for buffer in self.buffers:
             if buffer is not None:
                 buffer[:, :, self.span((target, target + 1))] = buffer[:, :, self.span((source, source + 1))]
-
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        k, v, k_scale, v_scale = self.buffers
-        return [(k, k_scale), (v, v_scale)]
-
-    def _read(self, which: int, layer: int, run: tuple[int, int]) -> torch.Tensor:
-        buffer, scale = self._pairs()[which]
-        found = buffer[layer, :, self.span(run)]
-        if found.dtype == self.dtype:
-            return found
-        found = found.to(self.dtype)
-        return found if scale is None else found * scale[layer, :, self.span(run), :, None].to(self.dtype)
