@@ -66,6 +66,6 @@ def slot_attention(
     if alike and run_on(q) and few(queries, cache):
         found = seen()
         if found is not None:
-            slots, lengths = found
+            slots, lengths = (x if x is None else x.to(q.device) for x in found)  # layers may lie on several devices
             return subset_attention(queries, cache, slots=slots, lengths=lengths, scale=scale)[0].transpose(1, 2)
     return otherwise()
