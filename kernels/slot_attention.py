@@ -61,11 +61,12 @@ def slot_attention(
         otherwise: attention without our kernel.
         scale: of the scores; None is ``D ** -0.5``.
     """
-    queries, cache = q.transpose(1, 2), KVCache(k.transpose(1, 2), v.transpose(1, 2))
     alike = q.dtype == k.dtype == v.dtype and k.shape == v.shape and k.stride() == v.stride() and k.stride(-1) == 1
-    if alike and run_on(q) and few(queries, cache):
-        found = seen()
-        if found is not None:
-            slots, lengths = (x if x is None else x.to(q.device) for x in found)  # layers may lie on several devices
-            return subset_attention(queries, cache, slots=slots, lengths=lengths, scale=scale)[0].transpose(1, 2)
-    return otherwise()
+    if not run_on(q) or not alike:
+        return otherwise()
+    queries, cache = q.transpose(1, 2), KVCache(k.transpose(1, 2), v.transpose(1, 2))
+    found = seen() if few(queries, cache) else None
+    if found is None:
+        return otherwise()
+    slots, lengths = (x if x is None else x.to(q.device) for x in found)  # layers may lie on several devices
+    return subset_attention(queries, cache, slots=slots, lengths=lengths, scale=scale)[0].transpose(1, 2)
