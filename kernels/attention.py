@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from cachedit.kernels.kv_cache import KVCache
-from cachedit.kernels.registration import triton
+from cachedit.kernels.registration import run_on
 from cachedit.kernels.rope_scatter_kv import rope_scatter_kv
 from cachedit.kernels.subset_attention import Pair, check, gather, mask, subset_attention
 
@@ -46,7 +46,7 @@ def cached_attention(
         RuntimeError: a gradient is asked for.
     """
     q = rope_scatter_kv(q, k, v, cos, sin, slots, cache, q_norm=q_norm, k_norm=k_norm, eps=eps, interleaved=interleaved)
-    if triton is not None and q.is_cuda:
+    if run_on(q):
         return subset_attention(
             q, cache, slots=read, lengths=lengths, positions=positions, block=block, bias=bias, frame=frame,
             fresh=fresh, scale=scale,

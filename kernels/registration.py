@@ -13,7 +13,7 @@ try:
 except ImportError:  # not on macOS, Windows or a minimal install: the references serve everywhere
     triton = tl = None
 
-__all__ = ["Operation", "refuse_gradients", "register", "same_shape", "tl", "triton"]
+__all__ = ["Operation", "refuse_gradients", "register", "run_on", "same_shape", "tl", "triton"]
 
 Operation = Callable[..., Any]
 
@@ -38,6 +38,12 @@ def register(
             torch.library.impl(qualified, "CUDA", launch)
         torch.library.register_fake(qualified, fake)
     return getattr(torch.ops.cachedit, name).default
+
+
+def run_on(x: torch.Tensor) -> bool:
+    """Whether the kernels of attention run on such a tensor, and no gradient is asked for that they do not give."""
+    wanted = torch.is_grad_enabled() and x.requires_grad
+    return triton is not None and x.is_cuda and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and not wanted
 
 
 def refuse_gradients(name: str, tensors: Sequence[torch.Tensor | None]) -> None:

@@ -11,6 +11,7 @@ from cachedit.kernels.registration import refuse_gradients, register, triton
 from cachedit.kernels.subset_kernel import launch
 
 Pair = tuple[torch.Tensor, torch.Tensor]
+FEW = 256  # queries of a key head: up to about so many a large GPU spends more time on reading keys than on arithmetic
 
 
 def _reference(
@@ -134,6 +135,11 @@ def subset_attention(
         q, *cache, slots, lengths, positions, block, bias, frame, fresh_k, fresh_v,
         q.shape[-1] ** -0.5 if scale is None else scale,
     )  # fmt: skip
+
+
+def few(q: torch.Tensor, cache: KVCache) -> bool:
+    """Whether reading the keys takes the time, rather than the arithmetic, for which torch has the better kernels."""
+    return q.shape[1] * q.shape[2] <= FEW * cache.k.shape[2]
 
 
 def check(

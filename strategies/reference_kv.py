@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from cachedit.conditions.reference import ReferenceSession
 from cachedit.conditions.strategy import ConditionStrategy
-from cachedit.eight_bits import FORMATS
+from cachedit.kernels.eight_bits import FORMATS
 
 from .checks import check_choice, check_count, check_number
 

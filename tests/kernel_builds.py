@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +52,28 @@ def interpreted() -> Iterator[None]:
                 yield
         finally:
             torch.use_deterministic_algorithms(False)
+
+
+@contextmanager
+def dispatched() -> Iterator[Counter[str]]:
+    """Let the engines take the way of a GPU with CPU tensors; counts the kernels of attention that were launched."""
+    launched: Counter[str] = Counter()
+
+    def counted(name: str, launch: Callable[..., Any], **more: Any) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            launched[name] += 1
+            return launch(*arguments, **more)
+
+        return call
+
+    write, read, chosen = file("rope_scatter_kv"), file("subset_attention"), file("registration").run_on
+    with interpreted(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write, "_operation", counted("write", write._launch))
+        patch.setattr(read, "_operation", counted("read", read.launch, device=(1, 9)))
+        for module in [module for name, module in sys.modules.items() if name.startswith("cachedit.")]:
+            if vars(module).get("run_on") is chosen:
+                patch.setattr(module, "run_on", lambda x: x.dtype != torch.float64)
+        yield launched
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, WanPipeline
 from video_models import CHANNELS, SIZE, TEXT, TOKENS, draw, far, seen, tiny, whole
 
 import cachedit
+from cachedit.kernels.row_attention import Projected
 from cachedit.video import Branch, CausalNetwork, RollingKVCache
 from cachedit.video.history import History
 
@@ -26,7 +27,7 @@ def fill(cache: RollingKVCache, count: int) -> None:
     for frame in range(cache.done, cache.done + count):
         opening = cache.open([1], 1)
         x = torch.full((1, 1, 1, 4), frame + 1.0)
-        for _ in cache.read(0, opening, x, x, x):
+        for _ in cache.read(0, opening, Projected(x, x, x)):
             pass
         cache.close(opening)
 
@@ -34,7 +35,8 @@ def fill(cache: RollingKVCache, count: int) -> None:
 def seen_values(cache: RollingKVCache) -> list[float]:
     """Values that the next frame, of value 0, attends to, in ascending order."""
     x = torch.zeros(1, 1, 1, 4)
-    return sorted(v for _, _, values in cache.read(0, cache.open([1]), x, x, x) for v in values[0, :, 0, 0].tolist())
+    readings = cache.read(0, cache.open([1]), Projected(x, x, x))
+    return sorted(v for reading in readings for v in reading.gathered()[1][0, :, 0, 0].tolist())
 
 
 @pytest.fixture

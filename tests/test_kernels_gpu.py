@@ -7,8 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from language_models import llama, prompts
+from video_models import CHANNELS, TEXT, draw, far, tiny
 
+import cachedit
 from cachedit.kernels import KVCache, cached_attention, capture, forecast, rope_scatter_kv, subset_attention
+from cachedit.text.caching import CachedModel
+from cachedit.video import Branch, CausalNetwork
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -82,3 +87,40 @@ def test_a_captured_graph_is_replayed_with_other_weights() -> None:
     weights.copy_(torch.tensor([2.0, -1.0]))
     graph.replay()
     torch.testing.assert_close(found, x + 2 * history[0] - history[1])
+
+
+@pytest.mark.parametrize("quant", [None, "int8"])
+def test_the_ring_gives_what_it_gives_on_the_cpu(quant: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunks that evict, open and committed; a code of int8 may round to the other side."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    frames, text = draw(1, CHANNELS, 8, 8, 8, dtype=torch.float32), draw(1, 5, TEXT, seed=1, dtype=torch.float32)
+
+    def rolled(device: str) -> torch.Tensor:
+        with torch.no_grad(), CausalNetwork(tiny(dtype=torch.float32).to(device)).attached() as network:
+            branch, found = Branch(text.to(device), network.cache(frames.shape, window=5, sink=1, quant=quant)), []
+            for start in range(0, 8, 2):
+                chunk = frames[:, :, start : start + 2].to(device)
+                found += [network(branch, chunk, time, commit=commit) for time, commit in ((400.0, 0), (0.0, 1))]
+            return torch.cat(found, 2).cpu()
+
+    assert far(rolled("cuda"), rolled("cpu")) < (1e-4 if quant is None else 2e-3)
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1, 1, 1], [0, 0, 1, 1, 1]], ids=["all", "padded"])
+def test_slots_of_text_give_what_they_give_on_the_cpu(mask: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    logits: dict[str, list[torch.Tensor]] = {"cuda": [], "cpu": []}
+    step = CachedModel.step
+
+    def noted(self: CachedModel, *arguments: Any) -> Any:
+        found = step(self, *arguments)
+        logits[found.logits.device.type].append(found.logits.cpu())
+        return found
+
+    monkeypatch.setattr(CachedModel, "step", noted)
+    for device in logits:
+        options: dict[str, Any] = {"attention_mask": torch.tensor([mask], device=device), "cache": "dual"}
+        ids = prompts(1, 5).to(device)
+        cachedit.generate(llama(torch.float32).to(device), ids, "fast_dllm", gen_length=16, block_length=8, **options)
+    assert len(logits["cuda"]) == 16
+    for ours, wanted in zip(*logits.values(), strict=True):
+        assert far(ours, wanted) < 1e-4

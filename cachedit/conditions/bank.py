@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cachedit.eight_bits import narrowed, widened
 from cachedit.kernels import KVCache
+from cachedit.kernels.eight_bits import narrowed, widened
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 

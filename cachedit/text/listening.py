@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,8 @@ import torch
 from torch.nn import functional
 
 from cachedit.borrowed import borrowed
+from cachedit.kernels.slot_attention import slot_attention
+from cachedit.text.slots import Pass
 from cachedit.text.state import DecodeState
 
 NAME = "cachedit"  # of this attention among those of transformers
@@ -88,15 +91,23 @@ def _attention(
 
 def attended(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, visible: torch.Tensor | None,
-    scale: float | None = None,
+    scale: float | None = None, call: Pass | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """What queries [N, H, Q, D] read from keys and values [N, Hk, W, D], after asking who listens."""
+    """What queries [N, H, Q, D] read from keys and values [N, Hk, W, D], after asking who listens.
+
+    ``call`` is the pass that ``visible`` is of, if it is known.
+    """
     listener = _listener.get()
     read = None if listener is None else listener(layer, q, k, visible)
     if read is not None:
         k, v, visible = _narrowed(k, v, visible, read, q.shape[1])
     grouped = k.shape[1] != q.shape[1]
-    return functional.scaled_dot_product_attention(q, k, v, visible, scale=scale, enable_gqa=grouped)
+    plain = functools.partial(
+        functional.scaled_dot_product_attention, q, k, v, visible, scale=scale, enable_gqa=grouped
+    )
+    if read is not None or call is None:
+        return plain()
+    return slot_attention(q, k, v, lambda: call.seen, plain, scale)
 
 
 def _narrowed(

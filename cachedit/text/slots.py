@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
+
+from cachedit.kernels import KVCache
+from cachedit.kernels.slot_attention import Seen
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,11 @@ class Pass:
     width: int
     visible: torch.Tensor | None
     keep: torch.Tensor | None = None
+
+    @functools.cached_property
+    def seen(self) -> Seen | None:
+        """What every token of a row sees; None if that differs."""
+        return Seen.of(self.visible)
 
 
 class SlotCache:
@@ -56,6 +65,12 @@ class SlotCache:
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep what a layer computed, [N, H, Q, D] each; returns what its queries read, [N, H, width, D] each."""
         return self._put(self.keys, layer, keys), self._put(self.values, layer, values)
+
+    def kept(self, layer: int, fresh: torch.Tensor) -> KVCache:
+        """The slots that this pass reads of a layer, of all rows, as the kernels take them; ``fresh`` [N, H, Q, D]."""
+        assert self.call is not None
+        stores = (self._store(kept, layer, fresh) for kept in (self.keys, self.values))
+        return KVCache(*(store[:, :, : self.call.width].transpose(1, 2) for store in stores))
 
     def _put(self, kept: dict[int, torch.Tensor], layer: int, fresh: torch.Tensor) -> torch.Tensor:
         call = self.call

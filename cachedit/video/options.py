@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cachedit.eight_bits import FORMATS
+from cachedit.kernels.eight_bits import FORMATS
 
 ROPES = ("absolute", "sink_shift", "relative")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,10 @@ from threading import Lock
 from typing import Any
 
 import torch
+from torch import nn
 
+from cachedit.kernels.row_attention import Projected
+from cachedit.kernels.row_attention import attend as attend_rows
 from cachedit.processors import Processor, attend
 from cachedit.video.opening import Opening
 from cachedit.video.ring import RollingKVCache
@@ -80,15 +84,14 @@ class RingSelfAttention(Processor[Current]):
         branch, opening = self.current.branch, self.current.opening
         if branch is None or opening is None:
             return self.stock(attn, hidden_states, encoder_hidden_states, attention_mask, rotary_emb)
-        q, k, v = _projected(attn, hidden_states)
+        readings = branch.cache.read(self.layer, opening, _projected(attn, hidden_states))
         if self.current.writes and self.layer == branch.cache.layers - 1:
-            for _ in branch.cache.read(self.layer, opening, q, k, v):
+            for _ in readings:
                 pass
             return hidden_states  # nothing follows that is kept
-        found = [
-            attend(queries, keys, values, self._attention_backend)
-            for queries, keys, values in branch.cache.read(self.layer, opening, q, k, v)
-        ]
+        backend = self._attention_backend
+        attention = functools.partial(attend, backend=backend)
+        found = [attend_rows(reading, attention, kernel=backend is None) for reading in readings]
         return _out(attn, found[0] if len(found) == 1 else torch.cat(found, 1))
 
 
@@ -119,12 +122,25 @@ class TextCrossAttention(Processor[Current]):
         return _out(attn, attend(q, *branch.text[self.layer], self._attention_backend))
 
 
-def _projected(attn: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _projected(attn: Any, x: torch.Tensor) -> Projected:
     if getattr(attn, "fused_projections", False):
         q, k, v = attn.to_qkv(x).chunk(3, dim=-1)
     else:
         q, k, v = attn.to_q(x), attn.to_k(x), attn.to_v(x)
-    return _heads(attn, attn.norm_q(q)), _heads(attn, attn.norm_k(k)), _heads(attn, v)
+    norms: tuple[Any, Any] = attn.norm_q, attn.norm_k
+    if all(_bare(norm, x) for norm in norms) and norms[0].eps == norms[1].eps:
+        weights = {"q_norm": norms[0].weight, "k_norm": norms[1].weight, "eps": norms[0].eps}
+    else:
+        q, k, weights = norms[0](q), norms[1](k), {}
+    return Projected(_heads(attn, q), _heads(attn, k), _heads(attn, v), **weights)
+
+
+def _bare(norm: Any, x: torch.Tensor) -> bool:
+    """Whether calling the norm does nothing but what its weight says: it is torch's, and nobody has hooked into it."""
+    if type(norm) is not nn.RMSNorm or norm.eps is None or type(norm.weight) is not nn.Parameter:
+        return False
+    hooked = "forward" in vars(norm) or norm._forward_pre_hooks or norm._forward_hooks
+    return not hooked and norm.weight.device == x.device
 
 
 def _heads(attn: Any, x: torch.Tensor) -> torch.Tensor:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from cachedit.kernels.registration import run_on
+from cachedit.kernels.row_attention import Projected, Reading, keep, rotated
 from cachedit.video.opening import Block, Opening, Plan
 from cachedit.video.options import check_window
 from cachedit.video.places import Places, joined
-from cachedit.video.rope import Turn, VideoRope, rotated
+from cachedit.video.rope import Turn, VideoRope
 from cachedit.video.rows import Rows
 
 Pair = tuple[torch.Tensor, torch.Tensor]
@@ -109,8 +112,7 @@ class RollingKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        raw = 0 if self._raw is None else self._raw.numel() * self._raw.element_size()
-        return self._rows.nbytes + raw
+        return self._rows.nbytes + (0 if self._raw is None else self._raw.nbytes)
 
     @property
     def pinned(self) -> list[int]:
@@ -143,47 +145,45 @@ class RollingKVCache:
         """End a pass that has gone through every layer: its committed frames are final."""
         self.done = max(self.done, opening.committed)
 
-    def read(
-        self, layer: int, opening: Opening, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-    ) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    def read(self, layer: int, opening: Opening, given: Projected) -> Iterator[Reading]:
         """Write what a layer keeps of a pass and give, block by block, what it attends with and to.
 
         Args:
             layer: number of the layer.
             opening: of this pass.
-            q, k, v: of all frames of the pass, before the position embedding, [B, N, H, D].
-
-        Yields:
-            Rotated queries [B, n, H, D] of a block, and the keys and values [B, m, H, D] they attend to.
+            given: queries, keys and values of all frames of the pass, before the position embedding.
         """
-        relative = self.rope == "relative"
-        raw = k
+        if self._raw is not None and opening.blocks[0].start < self.sink:
+            given = given.normed()
+        raw, relative, cache = given.k, self.rope == "relative", self._rows.layer(layer)
         if not relative:
-            turn = self._turn(opening.frames, k)
-            q, k = rotated(q, turn), rotated(k, turn)
+            given = replace(given, turn=self._turn(opening.frames, given.k))
+        if not (run_on(given.q) and all(block.in_place for block in opening.blocks)):
+            given = given.turned()  # at once; else each block is, as it is written
         for block in opening.blocks:
-            own = block.tokens
+            own = given[block.tokens]
+            queries = own.q
             if block.committed or block.in_place:
-                self._rows.write(layer, block.own, k[:, own], v[:, own])
-                self._keep_raw(layer, block, raw[:, own])
+                queries = keep(own, cache, self._rows.spans(block.own))
+                self._keep_raw(layer, block, raw[:, block.tokens])
             if self._raw is not None:
                 self._turn_anchors(layer, block)
             if block.in_place:
-                yield (q[:, own], *self._rows.read(layer, [block.whole])[0])
+                yield Reading(queries, cache, self._rows.spans([block.whole]))
                 continue
-            parts = [*self._rows.read(layer, block.past), (k[:, block.fresh], v[:, block.fresh])]
-            keys, values = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-            queries = q[:, own]
-            if relative:
-                keys = rotated(keys, self._turn(block.places, keys))
-                queries = rotated(queries, self._turn(block.places[-(queries.shape[1] // self.tokens) :], keys))
-            yield queries, keys, values
+            fresh = given.k[:, block.fresh], given.v[:, block.fresh]
+            reading = Reading(queries, cache, self._rows.spans(block.past), fresh)
+            yield self._relative(block, reading) if relative else reading
+
+    def _relative(self, block: Block, reading: Reading) -> Reading:
+        """Everything that is attended to, rotated at places that are counted from 0."""
+        keys, values = reading.gathered()
+        queries = rotated(reading.q, self._turn(block.places[-(reading.q.shape[1] // self.tokens) :], keys))
+        return replace(reading, q=queries, spans=(), fresh=(rotated(keys, self._turn(block.places, keys)), values))
 
     def frames(self, layer: int, numbers: Iterable[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, rotated as they are kept, and values [B, n * tokens, H, D] of committed frames that are in the ring."""
-        parts = self._rows.read(layer, self._places.runs(numbers))
-        keys, values = (torch.cat(x, 1) for x in zip(*parts, strict=True))
-        return keys, values
+        return self._rows.read(layer, self._places.runs(numbers))
 
     def pin(self, frames: Iterable[int]) -> None:
         """Keep committed frames when they leave the ring (a scene cut of LongLive 2, arXiv 2605.18739).
@@ -314,7 +314,7 @@ class RollingKVCache:
         if self._raw is not None:
             at = self._rows.span((self.sink + slot, self.sink + slot + 1))
             for layer in range(self.layers):
-                keys = self._rows.keys(layer, (slot, slot + 1))
+                keys, _ = self._rows.read(layer, [(slot, slot + 1)])
                 self._raw[layer, :, at] = rotated(keys, self._turn([frame], keys).conj())
         self._turned = [()] * self.layers
         self._pinned[slot] = frame

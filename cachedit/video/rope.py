@@ -29,7 +29,7 @@ class VideoRope:
         self._turns: dict[object, Turn] = {}
 
     def turn(self, frames: Sequence[float], like: torch.Tensor) -> Turn:
-        """How the tokens of some frames are turned by ``rotated``, for tensors such as ``like``."""
+        """How the tokens of some frames are turned, for tensors such as ``like``."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         key = (*frames, dtype, like.device)
         if key not in self._turns:
@@ -46,9 +46,3 @@ class VideoRope:
         shape = (len(frames), rows, columns, -1)
         parts = [along[0][:, None, None], along[1][None, :, None], along[2][None, None]]
         return torch.cat([part.expand(shape) for part in parts], -1).reshape(len(frames) * rows * columns, 1, -1)
-
-
-def rotated(x: torch.Tensor, turn: Turn) -> torch.Tensor:
-    """Rotate pairs of neighbouring channels of x [B, N, H, D]; rounded once, to the dtype of x."""
-    pairs = torch.view_as_complex(x.to(turn.dtype.to_real()).unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turn).flatten(-2).to(x.dtype)

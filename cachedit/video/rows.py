@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 
-from cachedit.eight_bits import FORMATS, narrowed, widened
 from cachedit.kernels import KVCache
+from cachedit.kernels.eight_bits import FORMATS
+from cachedit.kernels.spans import Span, load, store
 
 
 class Rows:
@@ -42,39 +45,24 @@ class Rows:
         """Rows of a run of slots."""
         return slice(run[0] * self.tokens, run[1] * self.tokens)
 
-    def write(self, layer: int, runs: list[tuple[int, int]], k: torch.Tensor | None, v: torch.Tensor | None) -> None:
+    def spans(self, runs: Iterable[tuple[int, int]]) -> list[Span]:
+        """Rows of runs of slots."""
+        return [(start * self.tokens, stop * self.tokens) for start, stop in runs]
+
+    def write(
+        self, layer: int, runs: Iterable[tuple[int, int]], k: torch.Tensor | None, v: torch.Tensor | None
+    ) -> None:
         """Keep keys and values [B, N, H, D], whose frames go to the slots of ``runs`` in turn; None writes none."""
-        for x, (buffer, scale) in zip((k, v), self._pairs(), strict=True):
-            if x is None:
-                continue
-            start = 0
-            for run in runs:
-                rows = self.span(run)
-                part = x[:, start : start + rows.stop - rows.start]
-                start += part.shape[1]
-                buffer[layer, :, rows], step = narrowed(part, buffer.dtype)
-                if scale is not None and step is not None:
-                    scale[layer, :, rows] = step
+        store(self.layer(layer), self.spans(runs), k, v)
 
-    def read(self, layer: int, runs: list[tuple[int, int]]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Keys and values [B, N, H, D] of every run; views where nothing has to be turned back."""
-        return [(self._read(0, layer, run), self._read(1, layer, run)) for run in runs]
-
-    def keys(self, layer: int, run: tuple[int, int]) -> torch.Tensor:
-        """Keys [B, N, H, D] of a run."""
-        return self._read(0, layer, run)
+    def read(self, layer: int, runs: Iterable[tuple[int, int]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, N, H, D] of runs of slots, one after the other."""
+        parts = [load(self.layer(layer), span, self.dtype) for span in self.spans(runs)]
+        keys, values = (torch.cat(x, 1) for x in zip(*parts, strict=True))
+        return keys, values
 
     def move(self, source: int, target: int) -> None:
         """Copy a slot onto another in all layers."""
         for buffer in self.buffers:
             if buffer is not None:
                 buffer[:, :, self.span((target, target + 1))] = buffer[:, :, self.span((source, source + 1))]
-
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        k, v, k_scale, v_scale = self.buffers
-        return [(k, k_scale), (v, v_scale)]
-
-    def _read(self, which: int, layer: int, run: tuple[int, int]) -> torch.Tensor:
-        buffer, scale = self._pairs()[which]
-        rows = self.span(run)
-        return widened(buffer[layer, :, rows], None if scale is None else scale[layer, :, rows], self.dtype)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from cachedit.text.layouts.rotated import attend, heads, replaced, turned
+from cachedit.text.layouts.rotated import attend, heads, replaced
 from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
 
@@ -49,7 +49,7 @@ class DreamLayout:
             heads(projection(hidden_states), dim) for projection in (module.q_proj, module.k_proj, module.v_proj)
         )
         cos, sin = (table[:, None] for table in module.rotary_emb(v, call.positions))
-        found = attend(turned(q, cos, sin), turned(k, cos, sin), v, layer, call, cache)
+        found = attend(q, k, v, cos, sin, layer, call, cache)
         return module.o_proj(found), None, None
 
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from cachedit.text.kernel_attention import on_kernels
 from cachedit.text.listening import attention_of
 from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
@@ -51,7 +52,7 @@ class KeptLayout:
             options[self._name] = as_cache(cache, self._fused)
         if self._keeps and call.keep is not None:
             options["logits_to_keep"] = call.keep
-        with attention_of(getattr(self.model, "config", None)):
+        with on_kernels(self.model, cache), attention_of(getattr(self.model, "config", None)):
             found: torch.Tensor = self.model(
                 input_ids=call.ids, position_ids=call.positions, attention_mask=self._mask(call), **options
             ).logits

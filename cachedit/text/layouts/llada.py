@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from cachedit.text.layouts.rotated import attend, heads, replaced, turned
+from cachedit.text.layouts.rotated import attend, heads, replaced
 from cachedit.text.options import Attention
 from cachedit.text.slots import Pass, SlotCache
 
@@ -52,7 +52,7 @@ class LLaDALayout:
         )
         if not getattr(block.config, "rope_full_precision", True):
             sin, cos = sin.to(q.dtype), cos.to(q.dtype)
-        return block.attn_out(attend(turned(q, cos, sin), turned(k, cos, sin), v, layer, call, cache)), None
+        return block.attn_out(attend(q, k, v, cos, sin, layer, call, cache)), None
 
 
 def _blocks(model: nn.Module) -> list[Any]:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from cachedit.kernels import rope_scatter_kv
+from cachedit.kernels.registration import run_on
 from cachedit.text.listening import attended
 from cachedit.text.slots import Pass, SlotCache
 
@@ -26,11 +28,25 @@ def turned(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
 
 
 def attend(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: int, call: Pass, cache: SlotCache | None
-) -> torch.Tensor:
-    """What rotated queries [N, H, Q, D] read, [N, Q, H * D]; fresh keys and values go into the cache, if any."""
-    keys, values = (k, v) if cache is None else cache.write(layer, k, v)
-    return attended(q, keys, values, layer, call.visible).transpose(1, 2).flatten(2)
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, layer: int, call: Pass,
+    cache: SlotCache | None,
+) -> torch.Tensor:  # fmt: skip
+    """What queries [N, H, Q, D] read once they are rotated, [N, Q, H * D].
+
+    Fresh keys and values go into the cache, if any, in one kernel with the rotation where there is one; ``cos`` and
+    ``sin`` as ``turned`` takes them.
+    """
+    if cache is not None and call.rows is None and run_on(q):
+        kept, slots = cache.kept(layer, k), call.slots
+        slots = torch.arange(k.shape[2], device=k.device) if slots is None else slots
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        cos, sin = (table[:, 0, :, : table.shape[-1] // 2] for table in (cos, sin))  # which repeat every angle
+        q = rope_scatter_kv(q, k, v, cos, sin, slots, kept).transpose(1, 2)
+        keys, values = kept.k.transpose(1, 2), kept.v.transpose(1, 2)
+    else:
+        q, k = turned(q, cos, sin), turned(k, cos, sin)
+        keys, values = (k, v) if cache is None else cache.write(layer, k, v)
+    return attended(q, keys, values, layer, call.visible, call=call).transpose(1, 2).flatten(2)
 
 
 @contextmanager

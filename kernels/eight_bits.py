@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import torch
 
+from cachedit.kernels.rope_scatter_kv import LEAST_SCALE
+
 FORMATS = {None: None, "int8": torch.int8, "fp8": torch.float8_e4m3fn}
 LARGEST_FP8 = 448.0  # beyond it the cast gives NaN
-LEAST_STEP = 1e-8  # of int8: a row of zeros must not divide by zero
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor | None]:
     """A tensor [..., D] in another dtype, and for int8 its step, fp32 [...]; perhaps ``x`` itself."""
     if dtype == torch.int8:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        step = (wide.abs().amax(-1) / 127).clamp_min(LEAST_STEP)
+        step = (wide.abs().amax(-1) / 127).clamp_min(LEAST_SCALE)
         return (wide / step[..., None]).round().to(dtype), step.to(torch.float32)
     if dtype == torch.float8_e4m3fn:
         x = x.clamp(-LARGEST_FP8, LARGEST_FP8)
