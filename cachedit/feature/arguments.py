@@ -42,6 +42,14 @@ def main_input(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) ->
     return main
 
 
+def condition_of(kwargs: dict[str, Any]) -> torch.Tensor | None:
+    """The tensor by whose identity a branch is known: the text, or the first of a list of texts."""
+    value = kwargs.get("encoder_hidden_states")
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value if isinstance(value, torch.Tensor) else None
+
+
 def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
     """What the residuals of a branch hang on: the main input, and which other inputs there are, in which shapes.
 
