@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import diffusers
 import pytest
 import torch
-from trials.support import Verdict, cases, supported, verdicts
+from trials.support import Verdict, cases, page, supported, verdicts
 
 import cachedit
 from zoo.rows import DENOISERS, TRANSFORMERS
 
+ROOT = Path(__file__).parents[1]
 CASES = cases()
 UNSEEN = [
-    "Cosmos3OmniTransformer", "MiniMaxMusic3RVQDepthDecoder", "MotionAdapter", "RFD4ProteinaTransformer", "T5FilmDecoder",
+    "Cosmos3OmniTransformer", "MiniMaxMusic3RVQDepthDecoder", "MotionAdapter", "RFD4ProteinaTransformer",
+    "T5FilmDecoder",
 ]  # fmt: skip
 """Classes without a tiny model: all are refused, whatever their sizes."""
 SEEN: dict[str, dict[str, Verdict]] = {}
@@ -44,9 +49,16 @@ def test_no_class_is_left_out() -> None:
     assert {*CASES, *UNSEEN} >= {*DENOISERS}
 
 
+@pytest.mark.skipif(diffusers.__version__ != "0.42.1", reason="the page is of another diffusers")
+def test_the_page_of_the_documentation_says_what_was_found() -> None:
+    """By the tests above, which run first."""
+    if len(SEEN) < len(CASES):
+        pytest.skip("not all of them ran")
+    assert (ROOT / "docs" / "support.md").read_text() == page(SEEN), "run python benchmarks/support.py"
+
+
 @pytest.mark.skipif(len(TRANSFORMERS) < 75, reason="an older diffusers has fewer")
 def test_most_transformers_and_the_unets_of_stable_diffusion_are_supported() -> None:
-    """Counted over the tests above, which run first."""
     if len(SEEN) < len(CASES):
         pytest.skip("not all of them ran")
     assert sum(supported(SEEN[name]) for name in SEEN if name in TRANSFORMERS) >= 69

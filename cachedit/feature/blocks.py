@@ -32,8 +32,8 @@ class StackPlace(Place):
         covered, count = _range(site, len(tap.order)), len(tap.order)
         if tap.row.long_skips and covered.start < count / 2 and covered.stop < count - covered.start:
             raise UnsupportedModelError(
-                f"{tap.model}: blocks {covered.start} to {covered.stop - 1} of {count} hand their output to later ones that are not "
-                "reused with them. Allowed for this model: the whole stack, or a range up to its end."
+                f"{tap.model}: blocks {covered.start} to {covered.stop - 1} of {count} hand their output to later ones "
+                "that are not reused with them. Allowed for this model: the whole stack, or a range up to its end."
             )
         self.covered = tap.order[covered]
         self.parts: list[Part] = []

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import diffusers
 import torch
 from arrays import made
 from conftest import drive, equal_steps, record_of
@@ -21,7 +22,8 @@ from zoo.more_images import MORE_IMAGES
 from zoo.more_sounds import MORE_SOUNDS
 from zoo.more_unets import MORE_UNETS
 from zoo.more_videos import MORE_VIDEOS
-from zoo.rows import DENOISERS
+from zoo.rows import DENOISERS, TRANSFORMERS
+from zoo.rows import UNETS as UNET_CLASSES
 from zoo.unet_models import UNETS
 
 STEPS = 10
@@ -36,6 +38,11 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
     "auto, output": ("auto", {"cached": "output"}),
 }
 """What is tried: four for stacks of blocks, and for other models DeepCache and auto over the whole output."""
+PREFACE = """Every transformer and every UNet class of diffusers {version}, each from a tiny configuration of its own
+with random weights. A *yes* was run: a computed step is equal to the unwrapped model's to the last bit, a step that was
+reused on unchanged inputs is equal up to rounding (2e-6), and it ran fewer layers. A dash is refused with a reason
+before the first step; what stands empty was not tried. DeepCache and *auto, output* (auto over the output of the whole
+model) are tried where there is no stack of blocks to cache. Made by `python benchmarks/support.py`; the tests compare."""
 STACKED = ("magcache", "taylorseer", "delta-cache", "auto")
 
 
@@ -82,6 +89,43 @@ class Verdict:
 def supported(found: dict[str, Verdict]) -> bool:
     """True if one of the strategies runs on the model."""
     return not all(verdict.refusal for verdict in found.values())
+
+
+def page(found: Mapping[str, Mapping[str, Verdict]]) -> str:
+    """What was found in Markdown: counts, a table, and the reasons of the refusals."""
+    missing = {name: _refusal(name) for name in DENOISERS if name not in found and name != "MotionAdapter"}
+    lines = ["# Supported models", "", PREFACE.format(version=diffusers.__version__), ""]
+    for title, group in (("transformers", TRANSFORMERS), ("UNets", UNET_CLASSES)):
+        names = [name for name in sorted({*found, *missing}) if name in group]
+        runs = [name for name in names if name in found and supported(found[name])]
+        lines += [f"## {len(runs)} of {len(names)} {title}", "", f"| class | {' | '.join(STRATEGIES)} |"]
+        lines.append("|---|" + ":-:|" * len(STRATEGIES))
+        for name in runs:
+            cells = [_cell(found[name].get(strategy)) for strategy in STRATEGIES]
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines += ["", "Refused:", ""]
+        for name in names:
+            if name not in runs:
+                reason = missing[name] if name in missing else [*found[name].values()][-1].refusal
+                lines.append(f"* {reason}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _cell(verdict: Verdict | None) -> str:
+    """Empty where it was not tried, a dash where it was refused."""
+    return "" if verdict is None else "–" if verdict.refusal else "yes"
+
+
+def _refusal(name: str) -> str:
+    """Why a class without a tiny model is refused."""
+    with torch.device("meta"):
+        model = DENOISERS[name]()
+    try:
+        cachedit.wrap(model, "taylorseer")
+    except UnsupportedModelError as error:
+        return str(error)
+    raise AssertionError(f"{name} has no tiny model, and is accepted")
 
 
 @torch.no_grad()
