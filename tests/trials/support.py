@@ -42,7 +42,7 @@ PREFACE = """Every transformer and every UNet class of diffusers {version}, each
 with random weights. A *yes* was run: a computed step is equal to the unwrapped model's to the last bit, a step that was
 reused on unchanged inputs is equal up to rounding (2e-6), and it ran fewer layers. A dash is refused with a reason
 before the first step; what stands empty was not tried. DeepCache and *auto, output* (auto over the output of the whole
-model) are tried where there is no stack of blocks to cache. Made by `python benchmarks/support.py`; the tests compare."""
+model) are tried where there is no stack of blocks to cache. Made by `python benchmarks/support.py`; a test compares."""
 STACKED = ("magcache", "taylorseer", "delta-cache", "auto")
 
 
