@@ -16,12 +16,13 @@ import cachedit
 from cachedit import Context, FeatureStrategy
 from zoo.built import Built, run
 from zoo.further_images import FURTHER_IMAGES
+from zoo.further_modular import FURTHER_MODULAR
 from zoo.further_unets import FURTHER_UNETS
 from zoo.further_videos import FURTHER_VIDEOS
 from zoo.pipelines import PIPELINES
 from zoo.unet_pipelines import UNET_PIPELINES
 
-FURTHER = FURTHER_IMAGES | FURTHER_VIDEOS | FURTHER_UNETS
+FURTHER = FURTHER_IMAGES | FURTHER_VIDEOS | FURTHER_UNETS | FURTHER_MODULAR
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,16 @@ def one_in(interval: int, built: Built) -> FeatureStrategy:
     """A strategy for the stack, or for the deep feature of a UNet."""
     strategy = cachedit.DeepCache if "unet" in built.denoisers else Every  # type: ignore[attr-defined]
     return strategy(interval=interval)
+
+
+def expected(record: cachedit.Run) -> list[bool]:
+    """Every other step from the first on is computed, and a branch that was not there before."""
+    begin, known = record.steps[0].index, set()
+    computed = []
+    for step in record.steps:
+        computed.append((step.index - begin) % 2 == 0 or step.branch not in known)
+        known.add(step.branch)
+    return computed
 
 
 @contextmanager
@@ -82,9 +93,8 @@ def test_a_pipeline_of_diffusers(name: str) -> None:
     with counted(built) as ran:
         first = run(built)
     record = record_of(built.pipe)
-    first_step = record.steps[0].index
     assert (record.status, len(record.steps)) == ("finished", built.calls // built.windows)
-    assert all(step.computed is ((step.index - first_step) % 2 == 0) for step in record.steps)
+    assert [step.computed for step in record.steps] == expected(record)
     assert ran == [sum(step.computed for step in record.steps) * built.windows]
     assert torch.isfinite(first).all()
     assert not torch.equal(first, baseline), "nothing was reused"
