@@ -22,6 +22,7 @@ from zoo.further_videos import FURTHER_VIDEOS
 from zoo.pipelines import PIPELINES
 from zoo.unet_pipelines import UNET_PIPELINES
 
+LISTS = ("transformer_blocks", "blocks", "layers", "joint_transformer_blocks")
 FURTHER = FURTHER_IMAGES | FURTHER_VIDEOS | FURTHER_UNETS | FURTHER_MODULAR
 
 
@@ -53,7 +54,7 @@ def expected(record: cachedit.Run) -> list[bool]:
 
 @contextmanager
 def counted(built: Built) -> Iterator[list[int]]:
-    """How often the second block of each denoiser ran, or the middle block of a UNet."""
+    """How often the first block of each denoiser ran, or the middle block of a UNet."""
     count = [0]
 
     def note(*_: Any) -> None:
@@ -71,16 +72,14 @@ def deep(denoiser: Any) -> nn.Module:
     """A block that runs once in every computed call and in no reused one."""
     if hasattr(denoiser, "mid_block"):
         return denoiser.mid_block.resnets[0]
-    return next(getattr(denoiser, name)[0] for name in NAMES if hasattr(denoiser, name))
-
-
-NAMES = ("transformer_blocks", "blocks", "layers", "joint_transformer_blocks", "visual_transformer_blocks")
+    return next(getattr(denoiser, name)[0] for name in LISTS if hasattr(denoiser, name))
 
 
 @pytest.mark.parametrize("name", FURTHER)
 @pytest.mark.filterwarnings("ignore:.*reused no step")
 def test_a_pipeline_of_diffusers(name: str) -> None:
     built = FURTHER[name]()
+    assert type(built.pipe).__name__ == name.partition(",")[0]
     with counted(built) as ran:
         baseline = run(built)
     assert ran == [built.calls]
