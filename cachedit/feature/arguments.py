@@ -42,9 +42,8 @@ def main_input(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) ->
     return main
 
 
-def condition_of(kwargs: dict[str, Any]) -> torch.Tensor | None:
-    """The tensor by whose identity a branch is known: the text, or the first of a list of texts."""
-    value = kwargs.get("encoder_hidden_states")
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The first tensor of a list of texts, by whose identity a branch is known; None if there is none."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return value if isinstance(value, torch.Tensor) else None

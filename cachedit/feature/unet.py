@@ -21,13 +21,7 @@ from cachedit.feature.parts import Guise
 from cachedit.feature.place import Forecast, Place, Residual
 from cachedit.strategy import Skip
 
-LAYERS = (
-    "resnets",
-    "temp_convs",
-    "attentions",
-    "temp_attentions",
-    "motion_modules",
-)  # what a layer runs, in this order
+LAYERS = ("resnets", "temp_convs", "attentions", "temp_attentions", "motion_modules")  # a layer runs them in turn
 SAMPLERS = ("downsamplers", "upsamplers")
 ARGUMENTS = ("hidden_states", "res_hidden_states_tuple")  # the first two of every up block
 NUMBER = 0  # hidden states that no block will see: an adapter adds to them, in place if they are a tensor
