@@ -13,7 +13,7 @@ from cachedit import FeatureStrategy, Profile, UnsupportedModelError
 from cachedit.calibration.measure import Measure
 from cachedit.calibration.trial import Watching
 from cachedit.feature.attachment import watch
-from cachedit.strategy import Module, Site, Stack
+from cachedit.strategy import Module, Output, Site, Stack
 from zoo.case import Case
 
 GAPS = 10
@@ -40,9 +40,14 @@ class Seen:
         return widths.pop()
 
 
-def made(cls: type[FeatureStrategy], model: nn.Module, case: Case, steps: int, blocks: Mapping[str, Any]) -> Profile:
+def made(
+    strategy: FeatureStrategy,
+    model: nn.Module,
+    case: Case,
+    steps: int,
+    blocks: Mapping[str, Any] | None = None,
+) -> Profile:
     """A profile for the strategy: small errors, no correction, every other channel and block alike."""
-    strategy = cls()
     arrays: dict[str, dict[str, list[Any]]] = {}
     makers: dict[str, Callable[[], Any]] = {
         "magnitude_ratio": lambda: [1.0] * steps,
@@ -65,18 +70,20 @@ def made(cls: type[FeatureStrategy], model: nn.Module, case: Case, steps: int, b
         if array in makers:
             arrays[array] = {"cond": makers[array]()}
         elif array == "channel_cluster":
-            seen = Seen(model, case, [Stack()], blocks)
+            seen = Seen(model, case, [Stack()], blocks or {})
             arrays[array] = {"": [k % 3 for k in range(seen.channels(Stack()))]}
         elif array == "module_error":
-            seen = Seen(model, case, [Module("attn"), Module("cross"), Module("mlp")], blocks)
+            seen = Seen(model, case, [Module("attn"), Module("cross"), Module("mlp")], blocks or {})
             arrays[array] = {site.kind: errors(steps) for site in seen.values if isinstance(site, Module)}
         elif array == "router":
-            seen = Seen(model, case, [site for site in strategy.sites if isinstance(site, Module)], blocks)
+            seen = Seen(model, case, [site for site in strategy.sites if isinstance(site, Module)], blocks or {})
             row = [k % 2 for k in range(count_of(model, case) * 8)]  # more than any model has modules of a kind
             rows = [[1.0] * len(row), *[[float(x) for x in row]] * (steps - 1)]
             arrays[array] = {site.kind: rows for site in seen.values if isinstance(site, Module)}
     axes = {array: list(Measure.registry[array].makes[array]) for array in arrays}
-    return Profile(arrays=arrays, axes={array: names for array, names in axes.items() if names != ["step"]})
+    defaults = {"cached": "output"} if strategy.sites == (Output(),) else {}  # Auto asks what was calibrated
+    axes = {array: names for array, names in axes.items() if names != ["step"]}
+    return Profile(arrays=arrays, axes=axes, defaults=defaults)
 
 
 def errors(steps: int) -> list[list[float]]:

@@ -111,6 +111,16 @@ def test_a_timestep_that_the_model_is_given_upside_down_is_found() -> None:
         assert clock.step == i
 
 
+def test_a_timestep_in_thousandths_that_is_also_one_in_units_belongs_to_the_begin() -> None:
+    """PRX is called with t / 1000 of a schedule from 1000 to 1: at its first step with a 1."""
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(STEPS)
+    assert (scheduler.timesteps[0], scheduler.timesteps[-1]) == (1000, 1)
+    clock = pipeline_clock()
+    found = [(clock.locate(t.expand(1) / 1000, None, None, scheduler), clock.step) for t in scheduler.timesteps]
+    assert found == [(i == 0, i) for i in range(STEPS)]
+
+
 def test_mochi_runs_upwards_in_its_own_scheduler() -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
     scheduler.set_timesteps(sigmas=np.linspace(1, 0.2, STEPS))

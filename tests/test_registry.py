@@ -59,7 +59,7 @@ def wrapped(name: str, case: Case, model: nn.Module | None = None, still: bool =
     cls, blocks = STRATEGIES[name], blocks_option(case)
     try:
         if cls().needed_arrays:
-            options["profile"] = made(cls, model, case, STEPS, blocks)
+            options["profile"] = made(cls(), model, case, STEPS, blocks)
         if still:
             return cachedit.wrap(Still(model), name, **blocks, **options)
         return cachedit.wrap(model, name, num_inference_steps=STEPS, **blocks, **options)

@@ -6,6 +6,7 @@ import copy
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import diffusers
@@ -20,6 +21,7 @@ from cachedit.feature.unet import SkipPlace, UNetBody
 from cachedit.strategy import Skip
 from zoo.case import Case, discrete
 from zoo.draw import Draw, settle
+from zoo.more_unets import MORE_UNETS
 from zoo.unet_models import ADAPTER_CONTROL, FRAMES, UNETS, sd_inputs
 
 
@@ -33,10 +35,12 @@ DDPM = unet("UNet2DModel", "AttnDownBlock2D", "AttnUpBlock2D", in_channels=4, ou
 PIXELS = unet("UNet2DConditionModel", "SimpleCrossAttnDownBlock2D", "SimpleCrossAttnUpBlock2D", cross_attention_dim=16)
 CASES = {
     **UNETS,
+    "unet-3d": next(replace(case, name="unet-3d") for case in MORE_UNETS if case.name == "UNet3DConditionModel"),
     "ddpm": Case("ddpm", lambda: settle(DDPM()), lambda seed, n: {"sample": Draw(seed, n)(4, 8, 8)}, discrete, ()),
     "pixels": Case("pixels", lambda: settle(PIXELS()), sd_inputs, discrete, ()),
 }
-LAYERS = {"unet-sd": (3, 3, 3), "unet-sdxl": (3, 3, 3), "unet-motion": (3, 3), "unet-svd": (3, 2)}
+LAYER_PARTS = ("resnets", "temp_convs", "attentions", "temp_attentions", "motion_modules")
+LAYERS = {"unet-sd": (3, 3, 3), "unet-sdxl": (3, 3, 3), "unet-motion": (3, 3), "unet-svd": (3, 2), "unet-3d": (3, 3)}
 SITES = {name: [Skip(i, k) for i, n in enumerate(LAYERS.get(name, (2, 2))) for k in range(n)] for name in CASES}
 DOWN0 = ["down0.resnet0", "down0.attention0", "down0.resnet1", "down0.attention1"]
 UP2 = [f"up2.{kind}{i}" for i in range(3) for kind in ("resnet", "attention")]
@@ -137,7 +141,10 @@ def entering(model: Any, site: Skip, feature: torch.Tensor) -> Iterator[None]:
     def after(_: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         return (feature.clone(),) if isinstance(out, tuple) else feature.clone()
 
-    lists = [getattr(block, name, None) for name in ("motion_modules", "attentions", "resnets")]
+    lists = [
+        getattr(block, name, None)
+        for name in ("motion_modules", "temp_attentions", "attentions", "temp_convs", "resnets")
+    ]
     last = next(modules for modules in lists if modules)[index - 1]
     handle = last.register_forward_hook(after) if index else block.register_forward_pre_hook(before, with_kwargs=True)
     yield
@@ -372,10 +379,6 @@ REFUSED = {
     "uneven": (
         grafted(lambda model: model.up_blocks[0].attentions.pop(0)),
         "AttnUpBlock2D in up_blocks consists of 1 attentions, 2 resnets, 1 upsamplers",
-    ),
-    "frames": (
-        unet("UNet3DConditionModel", "DownBlock3D", "UpBlock3D", cross_attention_dim=8, attention_head_dim=8),
-        "DownBlock3D in down_blocks consists of 1 resnets, 1 temp_convs, 1 downsamplers",
     ),
     "Karras": (
         unet("UNet2DConditionModel", "KDownBlock2D", "KUpBlock2D", mid_block_type=None, attention_head_dim=8),

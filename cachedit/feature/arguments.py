@@ -42,6 +42,13 @@ def main_input(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) ->
     return main
 
 
+def first_tensor(value: Any) -> torch.Tensor | None:
+    """The first tensor of a list of texts, by whose identity a branch is known; None if there is none."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return value if isinstance(value, torch.Tensor) else None
+
+
 def call_signature(args: tuple[Any, ...], kwargs: dict[str, Any], time_name: str) -> tuple[Any, ...]:
     """What the residuals of a branch hang on: the main input, and which other inputs there are, in which shapes.
 

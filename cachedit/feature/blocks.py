@@ -32,8 +32,8 @@ class StackPlace(Place):
         covered, count = _range(site, len(tap.order)), len(tap.order)
         if tap.row.long_skips and covered.start < count / 2 and covered.stop < count - covered.start:
             raise UnsupportedModelError(
-                f"blocks {covered.start} to {covered.stop - 1} of {count} hand their output to later ones that are not "
-                "reused with them. Allowed for this model: the whole stack, or a range up to its end."
+                f"{tap.model}: blocks {covered.start} to {covered.stop - 1} of {count} hand their output to later ones "
+                "that are not reused with them. Allowed for this model: the whole stack, or a range up to its end."
             )
         self.covered = tap.order[covered]
         self.parts: list[Part] = []
@@ -86,6 +86,7 @@ class Tap:
         active: True while a tracked call is inside the denoiser; outside it the lists iterate as ever.
         reuse: True if this pass runs stand-ins; while ``ask`` is to be asked, its answer decides.
         watch_all: False once a watched pass has shown that nothing is added between blocks for this kind of call.
+        model: name of the denoiser's class; ``names``: of its block lists.
         order: (list, block) of every block, in execution order.
         places: the ranges that the strategy asked for.
         ask: told what entered the stack and what came out of the probe, says whether to reuse; None once it was asked.
@@ -103,7 +104,7 @@ class Tap:
         self.watch_all = True
         self.ask: Ask | None = None
         self.entered: Any = None
-        self.names = find_stack(denoiser, blocks)
+        self.model, self.names = type(denoiser).__name__, find_stack(denoiser, blocks)
         self.lists: list[nn.ModuleList] = [denoiser.get_submodule(name) for name in self.names]  # type: ignore[misc]
         self.layouts = [read_layout(denoiser, name) for name in self.names]
         self.row, self.groups = family(denoiser), _group(self.layouts)
@@ -225,7 +226,7 @@ class Tap:
 
 
 class TappedList(nn.ModuleList):
-    """A ModuleList whose iteration asks its tap; indexing keeps giving the real blocks."""
+    """A ModuleList whose iteration asks its tap, a slice of it likewise; an index keeps giving the real block."""
 
     _tap: Tap | None = None
 
@@ -240,6 +241,11 @@ class TappedList(nn.ModuleList):
         if torch.compiler.is_dynamo_compiling() or tap.watch_all:
             return iter(self._watched)  # type: ignore[arg-type]
         return iter(self._ends)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: Any) -> Any:
+        if self._tap is not None and self._tap.active and isinstance(index, slice):
+            return list(self)[index]  # a model that runs its list in several loops slices it
+        return super().__getitem__(index)
 
 
 def _tapped(cls: type[nn.ModuleList]) -> type[nn.ModuleList]:

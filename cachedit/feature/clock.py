@@ -198,14 +198,20 @@ class Clock:
 
 
 def _forms(value: float, timesteps: Sequence[float], ascending: bool, slack: float) -> list[Form]:
-    """How the model's timestep may become the scheduler's: the forms that bring ``value`` closest to one of them."""
+    """How the model's timestep may become the scheduler's: the forms that bring ``value`` closest to one of them.
+
+    Of several that agree, the first is the one that is closest to the begin of the schedule, where runs begin.
+    """
     falls = len(timesteps) < 2 or timesteps[0] > timesteps[-1]
     for forms in (FLIPPED, UPRIGHT) if ascending and falls else (UPRIGHT, FLIPPED):
-        distances = [
-            min((abs(t - shift - scale * value) for t in timesteps), default=math.inf) for shift, scale in forms
+        nearest = [
+            min(((abs(t - shift - scale * value), i) for i, t in enumerate(timesteps)), default=(math.inf, 0))
+            for shift, scale in forms
         ]
-        if min(distances) <= slack:
-            return [form for form, distance in zip(forms, distances, strict=True) if distance == min(distances)]
+        least = min(distance for distance, _ in nearest)
+        if least <= slack:
+            agreeing = [(i, form) for form, (distance, i) in zip(forms, nearest, strict=True) if distance == least]
+            return [form for _, form in sorted(agreeing, key=lambda pair: pair[0])]
     return []
 
 

@@ -62,6 +62,7 @@ FAMILIES: dict[str, Family] = {
     "Lumina2Transformer2DModel": Family(ascending=True),
     "LuminaNextDiT2DModel": Family(ascending=True),
     "ZImageTransformer2DModel": Family(ascending=True),
+    "Ideogram4Transformer2DModel": Family(ascending=True),
     "OmniGenTransformer2DModel": Family(ascending=True),
     "MochiTransformer3DModel": Family(ascending=True),
     "HunyuanDiT2DModel": Family(long_skips=True),

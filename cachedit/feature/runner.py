@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cachedit.errors import UnsupportedModelError
-from cachedit.feature.arguments import call_signature, changed_inputs, find_time, main_input
+from cachedit.feature.arguments import call_signature, changed_inputs, find_time, first_tensor, main_input
 from cachedit.feature.kept import Kept
 from cachedit.feature.network import Network
 from cachedit.feature.outputs import second_half
@@ -218,6 +218,8 @@ class Runner:
         session, clock, plan, name = self.session, self.session.clock, self.plan, self.time_name
         time_value = kwargs[name] if name in kwargs else self._positional_time(args)
         condition = kwargs.get("encoder_hidden_states")
+        if condition is not None and not isinstance(condition, torch.Tensor):
+            condition = first_tensor(condition)
         session.locate(time_value, self.label, condition, thread)
         branch, signature = clock.branch, call_signature(args, kwargs, name)
         before = self._signatures.get(branch, signature)

@@ -21,7 +21,7 @@ from cachedit.feature.parts import Guise
 from cachedit.feature.place import Forecast, Place, Residual
 from cachedit.strategy import Skip
 
-LAYERS = ("resnets", "attentions", "motion_modules")  # what a layer runs, in this order
+LAYERS = ("resnets", "temp_convs", "attentions", "temp_attentions", "motion_modules")  # a layer runs them in turn
 SAMPLERS = ("downsamplers", "upsamplers")
 ARGUMENTS = ("hidden_states", "res_hidden_states_tuple")  # the first two of every up block
 NUMBER = 0  # hidden states that no block will see: an adapter adds to them, in place if they are a tensor
@@ -290,8 +290,8 @@ def _check(denoiser: Any) -> list[int]:
     for reason in _obstacles(denoiser):
         raise UnsupportedModelError(
             f"{type(denoiser).__name__} has no skip connections that can be cached: {reason}. Allowed: conv_in, and "
-            "down_blocks, mid_block and up_blocks made of resnets, attentions, motion_modules and samplers, as in "
-            "UNet2DConditionModel. Use a strategy that caches another site."
+            "down_blocks, mid_block and up_blocks made of resnets, attentions, temporal ones, motion_modules and "
+            "samplers, as in UNet2DConditionModel. Use a strategy that caches another site."
         )
     return [len(block.resnets) for block in denoiser.up_blocks]
 

@@ -21,12 +21,14 @@ class Built:
     kwargs:    arguments of its call; the number of steps is left to ``run``.
     denoisers: attribute names of its denoisers.
     calls:     denoiser calls, over all denoisers, of a run of 10 steps.
+    windows:   how many runs it makes one after the other, each with a schedule of its own.
     """
 
     pipe: DiffusionPipeline
     kwargs: dict[str, Any]
     denoisers: tuple[str, ...] = ("transformer",)
     calls: int = 10
+    windows: int = 1
 
 
 def run(built: Built, seed: int = 0, steps: int = 10, **overrides: Any) -> torch.Tensor:
@@ -34,6 +36,7 @@ def run(built: Built, seed: int = 0, steps: int = 10, **overrides: Any) -> torch
     built.pipe.set_progress_bar_config(disable=True)
     generator = torch.Generator().manual_seed(seed)
     arguments = {**built.kwargs, "num_inference_steps": steps, "generator": generator, **overrides}
+    torch.manual_seed(seed)  # some draw without the generator
     with torch.no_grad():
         output = built.pipe(**arguments)
     return torch.as_tensor(output[0])

@@ -185,10 +185,10 @@ def mochi_inputs(seed: int, batch: int) -> dict[str, Any]:
     return {**text_video(seed, batch), "encoder_attention_mask": torch.ones(batch, TEXT, dtype=torch.bool)}
 
 
-def build_latte() -> nn.Module:
+def build_latte(out_channels: int = 4) -> nn.Module:
     """Latte: spatial and temporal blocks alternate, with a reshape between them."""
     model = LatteTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=4, num_layers=2,
+        num_attention_heads=2, attention_head_dim=16, in_channels=4, out_channels=out_channels, num_layers=2,
         cross_attention_dim=WIDTH, attention_bias=True, sample_size=4, patch_size=2,
         activation_fn="gelu-approximate", num_embeds_ada_norm=1000, norm_type="ada_norm_single",
         norm_elementwise_affine=False, caption_channels=16, video_length=FRAMES,
