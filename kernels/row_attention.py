@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional
@@ -17,16 +17,18 @@ from cachedit.kernels.subset_attention import Pair, few, subset_attention
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Projected:
+class Projected(NamedTuple):
     """What the projections of a layer gave for some tokens, and what has to be done to it.
 
-    q:              queries [B, N, H, D].
-    k, v:           keys and values [B, N, Hk, D].
-    turn:           complex numbers of length 1 [N, 1, D / 2] that rotate neighbouring channels of queries and keys;
-                    None rotates nothing.
-    q_norm, k_norm: weights of an RMSNorm over all heads before it, [H * D] and [Hk * D]; None norms nothing.
-    eps:            of both norms.
+    Attributes:
+        q: queries [B, N, H, D].
+        k: keys [B, N, Hk, D].
+        v: values [B, N, Hk, D].
+        turn: complex numbers of length 1 [N, 1, D / 2] that rotate neighbouring channels of queries and keys; None
+            rotates nothing.
+        q_norm: weight of an RMSNorm over all heads of the queries before it, [H * D]; None norms nothing.
+        k_norm: the same of the keys, [Hk * D].
+        eps: of both norms.
     """
 
     q: torch.Tensor
@@ -37,15 +39,19 @@ class Projected:
     k_norm: torch.Tensor | None = None
     eps: float = 1e-6
 
-    def __getitem__(self, rows: slice) -> Projected:
+    def part(self, rows: slice) -> Projected:
         """Some of the tokens."""
+        if rows == slice(0, self.q.shape[1]):
+            return self
         turn = None if self.turn is None else self.turn[rows]
-        return replace(self, q=self.q[:, rows], k=self.k[:, rows], v=self.v[:, rows], turn=turn)
+        return self._replace(q=self.q[:, rows], k=self.k[:, rows], v=self.v[:, rows], turn=turn)
 
     def normed(self) -> Projected:
         """The norms are done."""
+        if self.q_norm is None and self.k_norm is None:
+            return self
         q, k = _normed(self.q, self.q_norm, self.eps), _normed(self.k, self.k_norm, self.eps)
-        return replace(self, q=q, k=k, q_norm=None, k_norm=None)
+        return self._replace(q=q, k=k, q_norm=None, k_norm=None)
 
     def turned(self) -> Projected:
         """The norms and the rotation are done."""
@@ -55,17 +61,17 @@ class Projected:
         done = self.normed()
         if self.turn is None:
             return done
-        return replace(done, q=rotated(done.q, self.turn), k=rotated(done.k, self.turn), turn=None)
+        return done._replace(q=rotated(done.q, self.turn), k=rotated(done.k, self.turn), turn=None)
 
 
-@dataclass(frozen=True)
-class Reading:
+class Reading(NamedTuple):
     """What queries attend to.
 
-    q:     normed and rotated [B, M, H, D].
-    cache: of a layer.
-    spans: its rows that are seen, by every query.
-    fresh: keys and values [B, n, Hk, D] behind them; None for none.
+    Attributes:
+        q: normed and rotated [B, M, H, D].
+        cache: of a layer.
+        spans: its rows that are seen, by every query.
+        fresh: keys and values [B, n, Hk, D] behind them; None for none.
     """
 
     q: torch.Tensor
@@ -104,9 +110,9 @@ def attend(reading: Reading, attention: Attention, kernel: bool = True) -> torch
         attention: torch's, of queries, keys and values [B, N, H, D].
         kernel: False leaves all of it to ``attention``.
     """
-    q, cache, spans, fresh = reading.q, reading.cache, reading.spans, reading.fresh
-    direct = cache.k.dtype == torch.int8 or (cache.k.dtype == q.dtype and few(q, cache))
-    if kernel and spans and run_on(q) and direct:
+    q, cache, spans, fresh = reading
+    direct = kernel and spans and run_on(q)
+    if direct and (cache.k.dtype == torch.int8 or (cache.k.dtype == q.dtype and few(q, cache))):
         if len(spans) == 1:
             seen = slice(*spans[0])
             part = KVCache(*(None if x is None else x[:, seen] for x in cache))  # type: ignore[arg-type]

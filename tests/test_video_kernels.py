@@ -142,7 +142,7 @@ def test_norms_that_are_more_than_their_weight_are_called(change: str) -> None:
     elif change == "other eps":
         attn.norm_k.eps = 1e-3
     x = draw(1, 3, 48, dtype=torch.float32)
-    with torch.no_grad():
+    with torch.no_grad(), dispatched():
         given = _projected(attn, x)
         wanted = attn.norm_k(attn.to_k(x)).unflatten(2, (2, -1))
         assert given.normed().k.equal(wanted)

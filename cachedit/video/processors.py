@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cachedit.kernels.registration import run_on
 from cachedit.kernels.row_attention import Projected
 from cachedit.kernels.row_attention import attend as attend_rows
 from cachedit.processors import Processor, attend
@@ -128,7 +129,7 @@ def _projected(attn: Any, x: torch.Tensor) -> Projected:
     else:
         q, k, v = attn.to_q(x), attn.to_k(x), attn.to_v(x)
     norms: tuple[Any, Any] = attn.norm_q, attn.norm_k
-    if all(_bare(norm, x) for norm in norms) and norms[0].eps == norms[1].eps:
+    if run_on(x) and all(_bare(norm, x) for norm in norms) and norms[0].eps == norms[1].eps:
         weights = {"q_norm": norms[0].weight, "k_norm": norms[1].weight, "eps": norms[0].eps}
     else:
         q, k, weights = norms[0](q), norms[1](k), {}

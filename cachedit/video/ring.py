@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -157,11 +156,11 @@ class RollingKVCache:
             given = given.normed()
         raw, relative, cache = given.k, self.rope == "relative", self._rows.layer(layer)
         if not relative:
-            given = replace(given, turn=self._turn(opening.frames, given.k))
+            given = given._replace(turn=self._turn(opening.frames, given.k))
         if not (run_on(given.q) and all(block.in_place for block in opening.blocks)):
             given = given.turned()  # at once; else each block is, as it is written
         for block in opening.blocks:
-            own = given[block.tokens]
+            own = given.part(block.tokens)
             queries = own.q
             if block.committed or block.in_place:
                 queries = keep(own, cache, self._rows.spans(block.own))
@@ -179,7 +178,7 @@ class RollingKVCache:
         """Everything that is attended to, rotated at places that are counted from 0."""
         keys, values = reading.gathered()
         queries = rotated(reading.q, self._turn(block.places[-(reading.q.shape[1] // self.tokens) :], keys))
-        return replace(reading, q=queries, spans=(), fresh=(rotated(keys, self._turn(block.places, keys)), values))
+        return reading._replace(q=queries, spans=(), fresh=(rotated(keys, self._turn(block.places, keys)), values))
 
     def frames(self, layer: int, numbers: Iterable[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys, rotated as they are kept, and values [B, n * tokens, H, D] of committed frames that are in the ring."""

@@ -31,6 +31,10 @@ class Rows:
         shape = (layers * batch, slots * tokens, heads, dim)
         whole = KVCache.empty(*shape, dtype=FORMATS[quant] or dtype, device=device)
         self.buffers = KVCache(*(None if x is None else x.unflatten(0, (layers, batch)) for x in whole))  # type: ignore[arg-type]
+        self._layers = [
+            KVCache(*(None if x is None else x[layer] for x in self.buffers))  # type: ignore[arg-type]
+            for layer in range(layers)
+        ]
 
     @property
     def nbytes(self) -> int:
@@ -39,7 +43,7 @@ class Rows:
 
     def layer(self, layer: int) -> KVCache:
         """The buffers of one layer, as the attention kernels take them."""
-        return KVCache(*(None if x is None else x[layer] for x in self.buffers))  # type: ignore[arg-type]
+        return self._layers[layer]
 
     def span(self, run: tuple[int, int]) -> slice:
         """Rows of a run of slots."""
