@@ -14,6 +14,7 @@ from cachedit.conditions.processors import detach as detach_processors
 from cachedit.conditions.record import ConditionRun
 from cachedit.conditions.session import ConditionSession, check_pipeline
 from cachedit.conditions.strategy import ConditionStrategy
+from cachedit.disguise import disguised
 from cachedit.profile import Profile
 
 ATTRIBUTE = "_cachedit_conditions"
@@ -90,7 +91,7 @@ def _pipeline_through(cls: Any) -> Any:
     def call(self: Any, *arguments: Any, **named: Any) -> Any:
         return self.__dict__[ATTRIBUTE].call(self, functools.partial(cls.__call__, self), *arguments, **named)
 
-    return _swapped(cls, call)
+    return disguised(cls, __call__=call, **{ATTRIBUTE: True})
 
 
 @functools.cache
@@ -102,11 +103,4 @@ def _model_through(cls: Any) -> Any:
         inputs = {**dict(zip(names, arguments, strict=False)), **named}
         return self.__dict__[ATTRIBUTE].forward(self, functools.partial(cls.__call__, self), **inputs)
 
-    return _swapped(cls, call)
-
-
-def _swapped(cls: Any, call: Any) -> Any:
-    body = {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__, ATTRIBUTE: True}
-    swapped = type(cls.__name__, (cls,), body)
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return disguised(cls, __call__=call, **{ATTRIBUTE: True})

@@ -13,6 +13,8 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from cachedit.disguise import disguised
+
 ATTRIBUTE = "_cachedit_invariant"
 BRANCHES = 8  # calls of one module that are kept: guidance makes several in a step
 
@@ -119,10 +121,7 @@ def _asked_first(cls: Any) -> Any:
         name, kept = self.__dict__[ATTRIBUTE]
         return kept.call(name, functools.partial(cls.__call__, self), arguments, named)
 
-    body = {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__, ATTRIBUTE: True}
-    made = type(cls.__name__, (cls,), body)
-    made.__qualname__ = cls.__qualname__
-    return made
+    return disguised(cls, __call__=call, **{ATTRIBUTE: True})
 
 
 def _mark(x: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from cachedit.disguise import disguised
 from cachedit.errors import ProfileError, UnsupportedModelError
 from cachedit.feature.clock import Clock
 from cachedit.feature.families import block_lists, family
@@ -173,6 +174,4 @@ def _called_through_session(cls: Any) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         return self.__dict__[ATTRIBUTE].call(functools.partial(cls.__call__, self), *args, **kwargs)
 
-    swapped = type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return disguised(cls, __call__=call)

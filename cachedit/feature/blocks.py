@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.families import Layout, family, find_stack, read_layout
 from cachedit.feature.parts import Ask, Either, End, Entry, Mark, Part, Probe, Reuse, StandIn, Watched
@@ -249,7 +250,7 @@ class TappedList(nn.ModuleList):
 
 
 def _tapped(cls: type[nn.ModuleList]) -> type[nn.ModuleList]:
-    return TappedList if cls is nn.ModuleList else type(cls.__name__, (TappedList, cls), {"__module__": cls.__module__})
+    return TappedList if cls is nn.ModuleList else disguised(cls, TappedList)
 
 
 def _attention(block: nn.Module) -> nn.Module:

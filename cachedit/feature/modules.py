@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.place import Forecast, Place, Residual
 from cachedit.strategy import Module
@@ -312,5 +313,4 @@ def _version(x: torch.Tensor) -> int:
 
 @functools.cache
 def _reusable(cls: Any) -> Any:
-    names = {"__module__": cls.__module__, "__qualname__": cls.__qualname__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (Reusable, cls), names)
+    return disguised(cls, Reusable)

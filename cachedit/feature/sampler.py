@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.profile import Profile
 from cachedit.strategy import FeatureStrategy, Schedule
@@ -148,8 +149,4 @@ def _adjusting(cls: Any) -> Any:
         if sampler is not None:  # one made from this one's configuration has none
             sampler.adjust(self)
 
-    swapped = type(
-        cls.__name__, (cls,), {"set_timesteps": set_timesteps, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    )
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return disguised(cls, set_timesteps=set_timesteps)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.feature.parts import Guise
 from cachedit.feature.place import Forecast, Place, Residual
@@ -262,7 +263,7 @@ def _planned(cls: Any) -> Any:
         return cls.__call__(self, *args, **kwargs) if self._planned is None else _nothing(args, kwargs)
 
     own = {"__iter__": iterate} if issubclass(cls, nn.ModuleList) else {"__call__": call}
-    return type(cls.__name__, (cls,), {**own, "_planned": None, "__module__": cls.__module__})
+    return disguised(cls, _planned=None, **own)
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], k: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.profile import Profile
 from cachedit.text.dropin import DropIn
@@ -84,6 +85,4 @@ def _called_through(cls: Any) -> Any:
         with session.run(signature.bind_partial(self, *args, **kwargs).arguments):
             return cls.__call__(self, *args, **kwargs)
 
-    swapped = type(cls.__name__, (cls,), {"__call__": call, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return disguised(cls, __call__=call)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.profile import Profile
 from cachedit.video.forcing import ATTRIBUTE as FORCING
@@ -126,7 +127,4 @@ def _called_through(cls: Any, streams: bool) -> Any:
 
     rolled_out.__doc__, stream.__doc__ = VideoSession.call.__doc__, VideoSession.stream.__doc__
     calls = {"__call__": rolled_out, "stream": stream} if streams else {"__call__": kept}
-    body = {**calls, "__module__": cls.__module__, "__doc__": cls.__doc__, ATTRIBUTE: True}
-    swapped = type(cls.__name__, (cls,), body)
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return disguised(cls, **calls, **{ATTRIBUTE: True})

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from cachedit.disguise import disguised
 from cachedit.video.network import CausalNetwork
 from cachedit.video.processors import Branch, Current
 from cachedit.video.record import ChunkRecord, VideoRun
@@ -179,7 +180,4 @@ def forced(cls: Any) -> Any:
         with self.__dict__[ATTRIBUTE].labelled(name), cls.cache_context(self, name, **named):
             yield
 
-    body = {"__call__": call, "cache_context": cache_context, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    swapped = type(cls.__name__, (cls,), {**body, ATTRIBUTE: True})
-    swapped.__qualname__ = cls.__qualname__
-    return swapped
+    return disguised(cls, __call__=call, cache_context=cache_context, **{ATTRIBUTE: True})

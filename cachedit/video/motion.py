@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
 from cachedit.processors import Processor
 from cachedit.video.places import Places
@@ -223,6 +224,4 @@ def _left_to_the_ring(cls: Any) -> Any:
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         return x if self.__dict__[ATTRIBUTE].rings else cls.forward(self, x)
 
-    made = type(cls.__name__, (cls,), {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    made.__qualname__ = cls.__qualname__
-    return made
+    return disguised(cls, forward=forward)
