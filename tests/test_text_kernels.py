@@ -55,9 +55,12 @@ def compared(model: Any, prompt: torch.Tensor, strategy: str, **options: Any) ->
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_layout(name: str) -> None:
-    """Eight steps over three layers; a layout that rotates by itself also writes by our kernel."""
+    """Eight steps over three layers; a layout that rotates here also writes by our kernel.
+
+    LLaDA2's own attention asks nobody, so it stays what it is.
+    """
     launched = compared(MODELS[name](torch.float32), prompts(1, 5), "fast_dllm", cache="dual")
-    assert launched["read"] == 24
+    assert launched["read"] == (0 if name == "llada2" else 24)
     assert launched["write"] == (24 if name in ("llada", "dream") else 0)
 
 
