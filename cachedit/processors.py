@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Lock
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -27,6 +30,23 @@ class Processor(Generic[Current]):
         self.current, self.layer, self.stock = current, layer, stock
         self._attention_backend = getattr(stock, "_attention_backend", None)
         borrowed(*DISPATCH)  # a release without it is told of before the first step
+
+
+@contextmanager
+def alone(lock: Lock, model: str) -> Iterator[None]:
+    """Inside, nobody else holds the lock of a model's passes.
+
+    Raises:
+        RuntimeError: another thread is in one.
+    """
+    if not lock.acquire(blocking=False):
+        raise RuntimeError(
+            f"two threads run one {model} at once; allowed: one at a time. Give each thread its own copy."
+        )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def attend(

@@ -7,9 +7,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+
+import cachedit
+from cachedit.text.caching import CachedModel
 
 VOCABULARY, MASK = 97, 96
 SIZES: dict[str, Any] = {
@@ -312,3 +316,19 @@ def model(name: str) -> nn.Module:
 def prompts(rows: int, length: int, seed: int = 1) -> torch.Tensor:
     """Random token ids, none of them the mask."""
     return torch.randint(1, MASK, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def stepwise(model: Any, prompt: torch.Tensor, strategy: Any, **options: Any) -> list[torch.Tensor]:
+    """Logits of the tokens asked for, step by step, and the tokens at the end."""
+    found: list[torch.Tensor] = []
+    step = CachedModel.step
+
+    def noted(self: CachedModel, *arguments: Any) -> Any:
+        one = step(self, *arguments)
+        found.append(one.logits)
+        return one
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CachedModel, "step", noted)
+        tokens = cachedit.generate(model, prompt, strategy, **options)
+    return [*found, tokens]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from arrays import made
 from conftest import blocks_option, dissect, drive, equal_steps, record_of
-from diffusers import FlowMatchEulerDiscreteScheduler
+from still import Still
 from torch import nn
 
 import cachedit
@@ -41,18 +41,6 @@ def plain_run(name: str, seed: int = 0, batch: int = 1) -> list[torch.Tensor]:
     return drive(case.build(), case, SIGMAS, seed=seed, batch=batch)
 
 
-class Still:
-    """As much of a pipeline as tells the step, so that a model can be called with one timestep throughout."""
-
-    def __init__(self, model: nn.Module) -> None:
-        setattr(self, "unet" if hasattr(model, "down_blocks") else "transformer", model)
-        self.scheduler = FlowMatchEulerDiscreteScheduler()
-        self.scheduler.set_timesteps(STEPS)
-
-    def __call__(self) -> None:
-        """A pipeline class can be called; the test drives the parts itself."""
-
-
 def wrapped(name: str, case: Case, model: nn.Module | None = None, still: bool = False, **options: Any) -> nn.Module:
     """A model under a strategy with its defaults; skips the test where the model has none of its sites."""
     model = case.build() if model is None else model
@@ -61,7 +49,7 @@ def wrapped(name: str, case: Case, model: nn.Module | None = None, still: bool =
         if cls().needed_arrays:
             options["profile"] = made(cls(), model, case, STEPS, blocks)
         if still:
-            return cachedit.wrap(Still(model), name, **blocks, **options)
+            return cachedit.wrap(Still(model, STEPS), name, **blocks, **options)
         return cachedit.wrap(model, name, num_inference_steps=STEPS, **blocks, **options)
     except UnsupportedModelError as error:
         pytest.skip(str(error))

@@ -8,12 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import MODELS, prompts
+from language_models import MODELS, prompts, stepwise
 from torch.nn import functional
 
-import cachedit
 from cachedit.kernels.slot_attention import Seen, slot_attention
-from cachedit.text.caching import CachedModel
 from cachedit.text.kernel_attention import _asked
 from cachedit.text.slots import Pass
 
@@ -28,19 +26,8 @@ def decoded(
     model: Any, prompt: torch.Tensor, strategy: str, kernels: bool, **options: Any
 ) -> tuple[list[torch.Tensor], Counter[str]]:
     """Logits of every step, the tokens at the end, and what was launched."""
-    found: list[torch.Tensor] = []
-    step = CachedModel.step
-
-    def noted(self: CachedModel, *arguments: Any) -> Any:
-        one = step(self, *arguments)
-        found.append(one.logits)
-        return one
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CachedModel, "step", noted)
-        with dispatched() if kernels else nullcontext(Counter[str]()) as launched:
-            tokens = cachedit.generate(model, prompt, strategy, **LENGTHS, **options)
-        return [*found, tokens], launched
+    with dispatched() if kernels else nullcontext(Counter[str]()) as launched:
+        return stepwise(model, prompt, strategy, **LENGTHS, **options), launched
 
 
 def compared(model: Any, prompt: torch.Tensor, strategy: str, **options: Any) -> Counter[str]:

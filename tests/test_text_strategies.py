@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from language_models import model, prompts
+from language_models import model, prompts, stepwise
 
 import cachedit
 from cachedit import UnsupportedModelError
 from cachedit.strategies.d2_cache import rollout
-from cachedit.text.caching import CachedModel
 
 P, G, B = 10, 24, 8
 OPTIONS: dict[str, Any] = {"gen_length": G, "block_length": B}
@@ -21,18 +20,7 @@ every_model = pytest.mark.parametrize("name", ["llama", "qwen", "eurobert"])
 
 def logits_of(name: str, strategy: Any, **options: Any) -> list[torch.Tensor]:
     """Logits of the tokens asked for, step by step, and the tokens at the end."""
-    found: list[torch.Tensor] = []
-    step = CachedModel.step
-
-    def noted(self: CachedModel, *args: Any) -> Any:
-        one = step(self, *args)
-        found.append(one.logits)
-        return one
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CachedModel, "step", noted)
-        tokens = cachedit.generate(model(name), prompts(2, P), strategy, **{**OPTIONS, **options})
-    return [*found, tokens]
+    return stepwise(model(name), prompts(2, P), strategy, **{**OPTIONS, **options})
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cachedit.conditions.bank import KVBank, Pair
-from cachedit.processors import attend
+from cachedit.processors import alone, attend
 
 
 @dataclass
@@ -64,21 +64,16 @@ class Current:
         Raises:
             RuntimeError: another thread is in one.
         """
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "two threads run one model with condition tokens at once; allowed: one at a time. Give each thread its "
-                "own copy."
-            )
-        try:
-            self.now = now
-            yield
-        except BaseException:
-            if now.into is not None:
-                now.into.clear()
-            raise
-        finally:
-            self.now = None
-            self._lock.release()
+        with alone(self._lock, "model with condition tokens"):
+            try:
+                self.now = now
+                yield
+            except BaseException:
+                if now.into is not None:
+                    now.into.clear()
+                raise
+            finally:
+                self.now = None
 
 
 def attended(

@@ -15,7 +15,7 @@ from torch import nn
 
 from cachedit.disguise import disguised
 from cachedit.errors import UnsupportedModelError
-from cachedit.processors import Processor
+from cachedit.processors import Processor, alone
 from cachedit.video.places import Places
 
 ATTRIBUTE = "_cachedit_motion"
@@ -48,16 +48,12 @@ class Current:
         Raises:
             RuntimeError: another thread is in one.
         """
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "two threads run one motion model at once; allowed: one at a time. Give each thread its own copy."
-            )
-        try:
-            self.rings = rings
-            yield
-        finally:
-            self.rings = []
-            self._lock.release()
+        with alone(self._lock, "motion model"):
+            try:
+                self.rings = rings
+                yield
+            finally:
+                self.rings = []
 
 
 class MotionStream:

@@ -15,7 +15,7 @@ from torch import nn
 from cachedit.kernels.registration import run_on
 from cachedit.kernels.row_attention import Projected
 from cachedit.kernels.row_attention import attend as attend_rows
-from cachedit.processors import Processor, attend
+from cachedit.processors import Processor, alone, attend
 from cachedit.video.opening import Opening
 from cachedit.video.ring import RollingKVCache
 
@@ -58,16 +58,12 @@ class Current:
         Raises:
             RuntimeError: another thread is in one.
         """
-        if not self._lock.acquire(blocking=False):
-            raise RuntimeError(
-                "two threads run one video model at once; allowed: one at a time. Give each thread its own copy."
-            )
-        try:
-            self.branch, self.opening, self.writes = branch, opening, writes
-            yield
-        finally:
-            self.branch, self.opening, self.writes = None, None, False
-            self._lock.release()
+        with alone(self._lock, "video model"):
+            try:
+                self.branch, self.opening, self.writes = branch, opening, writes
+                yield
+            finally:
+                self.branch, self.opening, self.writes = None, None, False
 
 
 class RingSelfAttention(Processor[Current]):

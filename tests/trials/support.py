@@ -11,7 +11,7 @@ import diffusers
 import torch
 from arrays import made
 from conftest import drive, equal_steps, record_of
-from diffusers import FlowMatchEulerDiscreteScheduler
+from still import Still
 from torch import nn
 
 import cachedit
@@ -54,18 +54,6 @@ def cases() -> dict[str, Case]:
     for case in first:
         found.setdefault(type(case.build()).__name__, case)
     return dict(sorted(found.items()))
-
-
-class Still:
-    """As much of a pipeline as tells the step, so that a model can be called with one timestep throughout."""
-
-    def __init__(self, model: nn.Module) -> None:
-        setattr(self, "unet" if hasattr(model, "down_blocks") else "transformer", model)
-        self.scheduler = FlowMatchEulerDiscreteScheduler()
-        self.scheduler.set_timesteps(STEPS)
-
-    def __call__(self) -> None:
-        """A pipeline class can be called; the caller drives the parts itself."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +150,7 @@ def _verdict(case: Case, model: nn.Module, plain: list[torch.Tensor], strategy: 
 
 def _still(case: Case, model: nn.Module, plain: torch.Tensor, strategy: str) -> tuple[float, float]:
     """Error of the reused steps of a run whose inputs never change, and the share of layers that they left out."""
-    pipe = Still(model)
+    pipe = Still(model, STEPS)
     _wrap(pipe, model, case, strategy)
     error, layers = 0.0, []
     with _counted(model) as count:
